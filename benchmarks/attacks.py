@@ -15,8 +15,8 @@ ATTACKS = ("sign_flip", "scale", "noise", "label_flip", "alie", "ipm")
 SHARES = (0.1, 0.2, 0.3)
 AGGREGATIONS = ("mean", "median", "multi_krum", "geometric_median", "norm_clip", "trimmed_mean", "krum")
 RECIPE = (
-    "experiment=digits", "strategy=fedavg", "participation=full", "partition.alpha=1", "num_nodes=20", "num_rounds=40",
-    "model=mlp", "model.hidden=[32]", "eval_nodes=false", "eval_every=40",
+    "experiment=digits", "strategy=fedavg", "participation=full", "partition.alpha=1", "num_clients=20", "num_rounds=40",
+    "model=mlp", "model.hidden=[32]", "eval_clients=false", "eval_every=40",
     "engine=local", "engine.stack_size=20", "tracker=none",
 )  # fmt: skip
 COLUMNS = ("aggregation", "attack", "share", "seed", "accuracy")

@@ -39,7 +39,7 @@ def adapt_project() -> Project:
         from contrafed.core import registry
 
         return Project(
-            is_renamed=False,
+            is_renamed="num_clients:" in (registry.CONF / "config.yaml").read_text(encoding="utf-8"),
             choices={group.replace("/", "."): list(registry.choices(group)) for group in checks.GROUPS},
             server_methods=[
                 name for name in registry.choices("strategy") if checks.SERVER in compose.find_choices(f"strategy={name}")

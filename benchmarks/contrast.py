@@ -16,13 +16,13 @@ def contrast(folder: Path, repeats: int, device: str) -> None:
     import torch
     from omegaconf import OmegaConf
 
-    from contrafed.core.client_run import node_run
+    from contrafed.core.client_run import client_run_of
     from contrafed.engines.worker import reuse_memory
     from contrafed.training.workspace import Workspace
 
     torch.set_num_threads(1)
     reuse_memory()
-    nodes = [0] if device == "cpu" else list(range(25))
+    clients = [0] if device == "cpu" else list(range(25))
     print("| method | model, batch | s / step | x FedAvg's | bare | ratio | with our pool | ratio |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     epochs = ("strategy.local.iterations=null", "strategy.local.epochs=5")
@@ -36,21 +36,21 @@ def contrast(folder: Path, repeats: int, device: str) -> None:
         def rounds_of(method, model=model, batch=batch, more=more):
             """Return a function that trains the clients for one more round, their workspace, and their steps per round."""
             overrides = (f"strategy={method}", f"model={model}", f"strategy.local.batch_size={batch}", *more)
-            common = ("strategy.local.lr=0.001", "num_nodes=250", "partition=iid")
+            common = ("strategy.local.lr=0.001", "num_clients=250", "partition=iid")
             config: Any = OmegaConf.to_container(compose_on(folder, *overrides, *common))
-            workspace = Workspace(node_run(config), device=device)
-            received = [{f"model/{n}": v for n, v in workspace.initial.items()}] * len(nodes)
-            memories: list[Any] = [{} for _ in nodes]
+            workspace = Workspace(client_run_of(config), device=device)
+            received = [{f"model/{n}": v for n, v in workspace.initial.items()}] * len(clients)
+            client_states: list[Any] = [{} for _ in clients]
             rounds = iter(range(1, 10**6))
 
             def one():
-                updates = workspace.client_class(workspace, nodes, memories).update(received, next(rounds))
-                memories[:] = [update.memory for update in updates]
+                updates = workspace.client_class(workspace, clients, client_states).update(received, next(rounds))
+                client_states[:] = [update.client_state for update in updates]
                 if device != "cpu":
                     torch.cuda.synchronize()
 
             one(), one()  # the buffer is full and there is a previous model
-            return one, workspace, workspace.client_class(workspace, nodes).work_of(160)
+            return one, workspace, workspace.client_class(workspace, clients).num_local_steps(160)
 
         ours, workspace, steps = rounds_of(method)
         fedavg, _, _ = rounds_of("fedavg")

@@ -24,7 +24,7 @@ from contrafed.config.overrides import quote_value
 from contrafed.core.errors import RunStopped
 from contrafed.runs.output import RunRecorder
 
-SMALL = ("strategy=pmfl", "engine=local", "num_nodes=4", "num_rounds=4", "model=mlp", "model.hidden=[4]", "tracker=none")
+SMALL = ("strategy=pmfl", "engine=local", "num_clients=4", "num_rounds=4", "model=mlp", "model.hidden=[4]", "tracker=none")
 PIECES = ("é", "数", "=", "[", "]", "{", "}", "'", '"', ",", " ", "\\", "x", "1", "runs/", "$", ":", "~", "-", "\ufeff")
 REFUSED, SURVIVED, LOST, TRACEBACK = "refused in one line", "survived", "lost", "traceback"
 
@@ -47,7 +47,7 @@ def damage(path: Path, rng: random.Random) -> None:
 
 def outcome(folder: Path) -> tuple[bytes, ...]:
     """Return what a run leaves that its numbers are in."""
-    return tuple((folder / name).read_bytes() for name in ("model.safetensors", "metrics.csv", "nodes.csv"))
+    return tuple((folder / name).read_bytes() for name in ("model.safetensors", "metrics.csv", "clients.csv"))
 
 
 def resume_damaged(stopped: Path, whole: tuple[bytes, ...], work: Path, rng: random.Random) -> str:
@@ -97,7 +97,7 @@ def save_any_yaml(stopped: Path, whole: tuple[bytes, ...], work: Path, rng: rand
     """Compose with a damaged YAML of the user's own."""
     file = work / "experiment" / "e.yaml"
     file.parent.mkdir()
-    file.write_text("# @package _global_\nnum_nodes: 10\npartition:\n  alpha: 0.5\n", encoding="utf-8")
+    file.write_text("# @package _global_\nnum_clients: 10\npartition:\n  alpha: 0.5\n", encoding="utf-8")
     damage(file, rng)
     compose("experiment=e", config_dir=work)
     return SURVIVED

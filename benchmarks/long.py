@@ -25,7 +25,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY_RUN = (
-    "strategy=pmfl", "num_nodes=25", "participation=uniform", "participation.select=10", "model=mlp", "model.hidden=[8]",
+    "strategy=pmfl", "num_clients=25", "participation=uniform", "participation.select=10", "model=mlp", "model.hidden=[8]",
     "model.projection=[6]", "strategy.local.iterations=1", "strategy.local.batch_size=8", "partition.test_fraction=0.2",
     "eval_every=50", "checkpoint_every=100",
 )  # fmt: skip

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 SECONDS = ROOT / "results" / "methods" / "seconds.csv"
 PATTERNS = ("uniform", "bernoulli", "markovian")
 # Personal: each client's personal model, or the global one, on the client's test part.
-GLOBAL, PERSONAL = ("accuracy_final",), ("personal_accuracy_mean", "nodes_accuracy_mean")
+GLOBAL, PERSONAL = ("accuracy_final",), ("personal_accuracy_mean", "clients_accuracy_mean")
 BEGIN, END = "<!-- begin: every method on the digits -->", "<!-- end: every method on the digits -->"
 
 
@@ -51,7 +51,7 @@ def _seconds_a_round(name: str, rounds: int) -> float:
 
     clock = list[float]()
     with tempfile.TemporaryDirectory() as folder:
-        size = ("participation=uniform", f"num_rounds={rounds}", f"eval_every={rounds}", "eval_nodes=false")
+        size = ("participation=uniform", f"num_rounds={rounds}", f"eval_every={rounds}", "eval_clients=false")
         wanted = compose("experiment=digits", f"strategy={name}", *size, "engine=local", f"output_dir={folder}/run")
         sys.stdout, kept = sys.stderr, sys.stdout
         try:
@@ -72,7 +72,7 @@ def table() -> None:
     with SECONDS.open(encoding="utf-8") as file:
         ratios = {row["strategy"]: row["ratio"] for row in csv.DictReader(file)}
     lines = [
-        f"| method | {' | '.join(f'{kind}, {p}' for kind in ('global', 'nodes') for p in PATTERNS)} | time | KiB | lines |",
+        f"| method | {' | '.join(f'{kind}, {p}' for kind in ('global', 'clients') for p in PATTERNS)} | time | KiB | lines |",
         f"| --- |{' ---: |' * 9}",
     ]
     for name in registry.choices("strategy"):
@@ -95,7 +95,7 @@ def _score(runs: list[dict[str, str]], columns: tuple[str, ...], pattern: str) -
 
 def _kib(runs: list[Any]) -> str:
     """Return what a client receives and uploads in a round, in KiB."""
-    down, up = (statistics.mean(run.number(f"bytes_{way}_per_node") for run in runs) for way in ("down", "up"))
+    down, up = (statistics.mean(run.number(f"bytes_{way}_per_client") for run in runs) for way in ("down", "up"))
     return f"{down / 1024:.0f} + {up / 1024:.0f}"
 
 
@@ -107,17 +107,17 @@ def _halves(name: str) -> list[str]:
     from contrafed.config.run_config import resolve
 
     ready: Any = resolve(OmegaConf.to_container(compose(f"strategy={name}"), resolve=True))  # type: ignore[arg-type]
-    return [str(_lines(ready.node.strategy.module)), str(_lines(ready.server.module))]
+    return [str(_lines(ready.client.strategy.module)), str(_lines(ready.server.module))]
 
 
 def _lines(module: ModuleType) -> int:
     """Return the number of lines with the start of a statement, without docstrings and imports."""
     tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
-    nodes = list(ast.walk(tree))
+    items = list(ast.walk(tree))
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
-    texts = {id(node.body[0]) for node in nodes if isinstance(node, documented) and ast.get_docstring(node)}
+    texts = {id(item.body[0]) for item in items if isinstance(item, documented) and ast.get_docstring(item)}
     left_out = (ast.Import, ast.ImportFrom)
-    return len({n.lineno for n in nodes if isinstance(n, ast.stmt) and not isinstance(n, left_out) and id(n) not in texts})
+    return len({n.lineno for n in items if isinstance(n, ast.stmt) and not isinstance(n, left_out) and id(n) not in texts})
 
 
 if __name__ == "__main__":

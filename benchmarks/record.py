@@ -34,18 +34,10 @@ from typing import Any
 
 import yaml
 from compositions import CHOICES, compose_task, describe_project, enter_checkout
-
-# Old dotted key -> new dotted key. It holds for all keys below it too. The longest old key has priority.
-RENAMED: dict[str, str] = {}
-
-# New dotted key -> {old value: new value}, also for each value of a list. Keys have no indexes: published.cells.value.
-RENAMED_VALUES: dict[str, dict[str, str]] = {}
+from renamed import RENAMED, RENAMED_CELLS, RENAMED_VALUES
 
 # New dotted keys whose values are dotted keys themselves, which RENAMED renames.
 KEY_VALUES = ("published.plot.x", "published.plot.line", "published.plot.panel")
-
-# Old -> new text of a cell of metrics.csv, such as the name of a split.
-RENAMED_CELLS: dict[str, str] = {}
 
 # New dotted keys that the comparison ignores, with all keys below them: bookkeeping, and keys that came later.
 BOOKKEEPING = (

@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 # name: (overrides, clients per round, steps, batch size). There are 250 clients with 160 images of 32x32x3, and MpFedcon's CNN
 # without projector.
 COMMON_OVERRIDES = (
-    "model=cnn5", "model.projection=[]", "num_nodes=250", "partition=iid", "eval_every=1000000",
+    "model=cnn5", "model.projection=[]", "num_clients=250", "partition=iid", "eval_every=1000000",
     "participation=uniform", "strategy.local.lr=0.01",
 )  # fmt: skip
 SETTINGS = {
@@ -40,9 +40,9 @@ SETTINGS = {
     "pmfl": (("strategy=pmfl", "strategy.local.batch_size=32", "participation.select=10"), 10, 5, 32),
 }
 WHAT = {
-    "floor": "25 of 250 nodes do nothing",
-    "work": "10 of 250 nodes, 5 steps of batch 32, FedAvg",
-    "pmfl": "10 of 250 nodes, 5 steps of batch 32, PMFL with N = 5",
+    "floor": "25 of 250 clients do nothing",
+    "work": "10 of 250 clients, 5 steps of batch 32, FedAvg",
+    "pmfl": "10 of 250 clients, 5 steps of batch 32, PMFL with N = 5",
 }
 NAMES = {"flower": "our apps in Flower's runtime", "plain": "Flower alone"}
 # Rounds, and how many of them at the start are excluded, because memory that engines reuse is new in them.
@@ -70,8 +70,8 @@ def engine(name: str, setting: str, folder: Path) -> dict[str, float]:
     return {"seconds": statistics.median(float(row.split(",")[1]) for row in rows)}
 
 
-def loop(setting: str, nodes: int) -> float:
-    """Return the seconds that the plain training loop of ``nodes`` clients takes in this process.
+def loop(setting: str, clients: int) -> float:
+    """Return the seconds that the plain training loop of ``clients`` clients takes in this process.
 
     For PMFL it includes the frozen forward passes of a client's first participation: at each step the received model and the
     earlier iterates. Later participations need more.
@@ -95,7 +95,7 @@ def loop(setting: str, nodes: int) -> float:
     times = []
     for _ in range(rounds):
         began = time.perf_counter()
-        for _ in range(nodes):
+        for _ in range(clients):
             model.load_state_dict(start)
             optimizer = torch.optim.SGD(model.parameters(), 0.01)
             for step in range(steps):
@@ -111,9 +111,9 @@ def loop(setting: str, nodes: int) -> float:
 
 def bare(setting: str) -> dict[str, float]:
     """Run the bare loop in one process per core at the same time. The slowest one is the round's time."""
-    _, nodes, *_ = SETTINGS[setting]
+    _, clients, *_ = SETTINGS[setting]
     workers = os.cpu_count() or 1
-    shares = [nodes // workers + (i < nodes % workers) for i in range(workers)]
+    shares = [clients // workers + (i < clients % workers) for i in range(workers)]
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         return {"seconds": max(pool.starmap(loop, [(setting, share) for share in shares]))}
 
@@ -142,7 +142,7 @@ def pfl(setting: str, folder: Path) -> dict[str, float]:
     from contrafed.core.client_run import choose
     from contrafed.core.split_model import build_model
 
-    _, nodes, steps, size = SETTINGS[setting]
+    _, clients, steps, size = SETTINGS[setting]
     rounds, warm_up = ROUNDS[setting]
     inner = build_model(choose("model", OmegaConf.to_container(compose(*COMMON_OVERRIDES).model)), 3, (32, 32), 10, 0)
 
@@ -172,7 +172,7 @@ def pfl(setting: str, folder: Path) -> dict[str, float]:
 
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
-            central_num_iterations=rounds, evaluation_frequency=10**6, train_cohort_size=nodes, val_cohort_size=None
+            central_num_iterations=rounds, evaluation_frequency=10**6, train_cohort_size=clients, val_cohort_size=None
         ),
         backend=SimulatedBackend(training_data=federated, val_data=None),
         model=wrapped,
@@ -200,7 +200,7 @@ def plain(setting: str, folder: Path) -> dict[str, float]:
     from contrafed.core.client_run import choose
     from contrafed.core.split_model import build_model
 
-    _, nodes, steps, size = SETTINGS[setting]
+    _, clients, steps, size = SETTINGS[setting]
     rounds, warm_up = ROUNDS[setting]
     settings = choose("model", OmegaConf.to_container(compose(*COMMON_OVERRIDES).model))
     file = folder / "images.npz"
@@ -236,7 +236,7 @@ def plain(setting: str, folder: Path) -> dict[str, float]:
 
     @server.main()
     def serve(grid, context):
-        strategy = Timed(fraction_train=nodes / 250, fraction_evaluate=0.0, min_available_nodes=250)
+        strategy = Timed(fraction_train=clients / 250, fraction_evaluate=0.0, min_available_nodes=250)
         strategy.start(grid, ArrayRecord(build_model(settings, 3, (32, 32), 10, 0).state_dict()), num_rounds=rounds + 1)
 
     resources = {"client_resources": {"num_cpus": 1.0}, "init_args": {"include_dashboard": False}}

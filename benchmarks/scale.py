@@ -37,7 +37,7 @@ REPEATS = 5
 # --------------------------------------------------------------------------------------------------------------- balance
 
 
-def node_times(nodes: list[tuple[int, int]], frozen: int, barrier: Any) -> list[float]:
+def client_times(clients: list[tuple[int, int]], frozen: int, barrier: Any) -> list[float]:
     """Return the seconds that the bare loop takes for each client of a round. All processes begin together."""
     import torch
     from omegaconf import OmegaConf
@@ -56,7 +56,7 @@ def node_times(nodes: list[tuple[int, int]], frozen: int, barrier: Any) -> list[
     y = torch.randint(0, 10, (32,))
     out = []
     barrier.wait()
-    for steps, last in nodes:
+    for steps, last in clients:
         began = time.perf_counter()
         model.load_state_dict(start)
         optimizer = torch.optim.SGD(model.parameters(), 0.001)
@@ -78,23 +78,23 @@ def balance(folder: Path, repeats: int) -> None:
     import numpy as np
     from omegaconf import OmegaConf
 
-    from contrafed.core.client_run import node_run
+    from contrafed.core.client_run import client_run_of
     from contrafed.data.federation import load_federation
     from contrafed.runs.output import RoundLog
 
     workers, skipped = os.cpu_count() or 1, 3
-    nodes = (
-        "model=cnn5", "num_nodes=20", "participation=full", "partition=dirichlet", "partition.alpha=0.1",
-        "partition.min_node_size=8", "partition.test_fraction=0", "strategy.local.batch_size=32", "strategy.local.lr=0.001",
+    clients = (
+        "model=cnn5", "num_clients=20", "participation=full", "partition=dirichlet", "partition.alpha=0.1",
+        "partition.min_client_size=8", "partition.test_fraction=0", "strategy.local.batch_size=32", "strategy.local.lr=0.001",
         "strategy.local.iterations=null", "strategy.local.epochs=1", "eval_every=1000000",
         f"num_rounds={skipped + 2 * repeats}",
     )  # fmt: skip
-    print("| method | s / round | least | ratio | examples of the nodes |\n| --- | --- | --- | --- | --- |")
+    print("| method | s / round | least | ratio | examples of the clients |\n| --- | --- | --- | --- | --- |")
     write = RoundLog.write
     for method, frozen in (("fedavg", 0), ("pmfl", 7)):
-        overrides = (f"strategy={method}", *nodes)
+        overrides = (f"strategy={method}", *clients)
         config = OmegaConf.to_container(compose_on(folder, *overrides, data="few.npz"))
-        sizes = load_federation(node_run(config)).partition.sizes
+        sizes = load_federation(client_run_of(config)).partition.sizes
         work = [(-(-n // 32), (n - 1) % 32 + 1) for n in sizes.tolist()]
         measured, least = [], []
         spawn = multiprocessing.get_context("spawn")
@@ -104,7 +104,7 @@ def balance(folder: Path, repeats: int) -> None:
             def bare(self, done, pool=pool, barrier=barrier, work=work, frozen=frozen, measured=measured, least=least):
                 write(self, done)
                 if done.server_round >= skipped:  # the first of these is new to its processes
-                    times = np.array(pool.starmap(node_times, [(work, frozen, barrier)] * workers)).mean(0)
+                    times = np.array(pool.starmap(client_times, [(work, frozen, barrier)] * workers)).mean(0)
                     measured.append(done.seconds)
                     least.append(max(times.sum() / workers, times.max()))
 
@@ -129,7 +129,7 @@ def population(folder: Path, repeats: int) -> None:
             command = [sys.executable, __file__, "--population", str(count), str(folder)]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             rows.append(tuple(float(value) for value in done.stdout.splitlines()[-1].split()))  # type: ignore[arg-type]
-    print("| nodes | s / round | start-up s | MiB after start-up |\n| --- | --- | --- | --- |")
+    print("| clients | s / round | start-up s | MiB after start-up |\n| --- | --- | --- | --- |")
     for count, rows in found.items():
         a, b, c = (statistics.median(column) for column in zip(*rows, strict=True))
         print(f"| {count:,} | {a:.3f} | {b:.1f} | {c:.0f} |")
@@ -151,7 +151,7 @@ def one_population(count: int, folder: Path) -> None:
 
     RoundLog.write = note  # type: ignore[method-assign]
     rows, _ = run_logged(
-        folder, "strategy=pmfl", "model=mlp", "model.hidden=[16]", f"num_nodes={count}", "partition=sampled", "engine=local",
+        folder, "strategy=pmfl", "model=mlp", "model.hidden=[16]", f"num_clients={count}", "partition=sampled", "engine=local",
         "participation=uniform", "participation.select=100", "num_rounds=8", "eval_every=1000000",
     )  # fmt: skip
     print(seconds_of(rows, 2), *ready[0])
@@ -163,11 +163,11 @@ def one_population(count: int, folder: Path) -> None:
 def memory(folder: Path, repeats: int) -> None:
     """Measure 25 clients x 5 models of ResNet-18 (6.7 GB with previous ones), with and without a third of them on disk."""
     few = (
-        "strategy=pmfl", "model=resnet18", "num_nodes=25", "partition=sampled", "partition.examples_per_node=8",
+        "strategy=pmfl", "model=resnet18", "num_clients=25", "partition=sampled", "partition.examples_per_client=8",
         "strategy.local.batch_size=2", "participation=uniform", "participation.select=3", "num_rounds=12",
         "eval_every=1000000", "engine=local",
     )  # fmt: skip
-    print("| node memory | s / round | moving it | device MB | RAM MB | disk MB |\n| --- | --- | --- | --- | --- | --- |")
+    print("| client memory | s / round | moving it | device MB | RAM MB | disk MB |\n| --- | --- | --- | --- | --- | --- |")
     for title, tiers in (
         ("all in RAM", ("engine.memory_device_bytes=0", "engine.memory_host_bytes=100000000000")),
         ("device 1 GB, RAM 2 GB, disk", ("engine.memory_device_bytes=1000000000", "engine.memory_host_bytes=2000000000")),
@@ -201,16 +201,16 @@ def aggregate(folder: Path, repeats: int) -> None:
     torch.set_num_threads(1)
     reuse_memory()
     pool = ThreadPoolExecutor(cores())
-    config: Any = OmegaConf.to_container(compose_on(folder, "strategy=pmfl", "model=resnet18", "num_nodes=250"))
+    config: Any = OmegaConf.to_container(compose_on(folder, "strategy=pmfl", "model=resnet18", "num_clients=250"))
     run = resolve(config)
-    workspace = Workspace(run.node)
+    workspace = Workspace(run.client)
     counts = workspace.federation.partition.class_counts()
     strategy = make_strategy(run, workspace, Members(np.arange(250), workspace.federation, counts, ""), 100)
     replies = Replies(
         Reply(k, {f"delta/{name}": torch.randn(like.shape) for name, like in workspace.initial.items()}, 1, {})
         for k in range(25)
     )
-    strategy.round = Round(2, replies.nodes)
+    strategy.round = Round(2, replies.clients)
     weights = np.linspace(0.01, 0.1, 25)
     models = iter([{name: value.clone() for name, value in workspace.initial.items()} for _ in range(repeats + 1)])
     found = in_turns(
@@ -229,7 +229,7 @@ def aggregate(folder: Path, repeats: int) -> None:
 def checkpoint(folder: Path, repeats: int) -> None:
     """Measure checkpoints with PMFL's CNN, 50 clients, 10 a round, 5 steps of 16, 150 rounds."""
     base = (
-        "strategy=pmfl", "model=cnn_pmfl", "num_nodes=50", "partition=iid", "participation=uniform",
+        "strategy=pmfl", "model=cnn_pmfl", "num_clients=50", "partition=iid", "participation=uniform",
         "participation.select=10", "num_rounds=150", "eval_every=1000000", "engine=ray",
     )  # fmt: skip
     found: dict[str, list[float]] = {"null": [], "10": []}
@@ -247,12 +247,12 @@ def checkpoint(folder: Path, repeats: int) -> None:
 def stacking(folder: Path, repeats: int, device: str) -> None:
     """Measure rounds with clients as one stack and one by one, on the same device, evaluated every 10 rounds as in a run."""
     settings = {
-        "PMFL, its CNN, 25 of 250 nodes x 5 steps of 16": (
-            "strategy=pmfl", "model=cnn_pmfl", "num_nodes=250", "partition=iid", "participation=uniform",
+        "PMFL, its CNN, 25 of 250 clients x 5 steps of 16": (
+            "strategy=pmfl", "model=cnn_pmfl", "num_clients=250", "partition=iid", "participation=uniform",
             "participation.select=25", "strategy.local.iterations=5", "strategy.local.batch_size=16",
         ),
-        "FedRCL, ResNet-18, 5 of 100 nodes x 50 steps of 50, bfloat16": (
-            "strategy=fedrcl", "model=resnet18", "num_nodes=100", "partition=iid", "participation=uniform",
+        "FedRCL, ResNet-18, 5 of 100 clients x 50 steps of 50, bfloat16": (
+            "strategy=fedrcl", "model=resnet18", "num_clients=100", "partition=iid", "participation=uniform",
             "participation.select=5", "strategy.local.iterations=50", "strategy.local.epochs=null",
             "strategy.local.batch_size=50", "strategy.local.mixed_precision=true", "strategy.local.augment=[]",
         ),

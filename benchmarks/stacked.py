@@ -36,8 +36,8 @@ from torch.func import vmap  # noqa: E402
 
 # name: (model, clients, batch size, images a frozen model sees at once, bfloat16)
 SETTINGS = {
-    "PMFL's CNN, 25 nodes, batch 16": ("cnn_pmfl", 25, 16, 80, False),
-    "FedRCL's ResNet-18, 5 nodes, batch 50, bfloat16": ("resnet18", 5, 50, 50, True),
+    "PMFL's CNN, 25 clients, batch 16": ("cnn_pmfl", 25, 16, 80, False),
+    "FedRCL's ResNet-18, 5 clients, batch 50, bfloat16": ("resnet18", 5, 50, 50, True),
 }
 WAYS = ("grouped", "one by one", "contiguous", "im2col", "compile", "graph", "im2col graph")
 
@@ -68,7 +68,7 @@ def unfold_convolutions(model: nn.Module) -> nn.Module:
 class Work:
     """A training step of B clients on a batch each, and a pass of as many frozen models on ``ahead`` images each."""
 
-    def __init__(self, way: str, model: Any, nodes: int, batch: int, ahead: int, mixed: bool, device: str) -> None:
+    def __init__(self, way: str, model: Any, clients: int, batch: int, ahead: int, mixed: bool, device: str) -> None:
         self.device, self.mixed, self.alone = device, mixed, way == "one by one"
         self.model = (unfold_convolutions(model) if way.startswith("im2col") else copy.deepcopy(model)).to(device)
         generator = torch.Generator().manual_seed(0)
@@ -76,18 +76,18 @@ class Work:
         def copies() -> dict[str, Tensor]:
             """Return the model's tensors for every client, each slightly different."""
             return {
-                name: (value.detach().cpu() + 0.01 * torch.randn(nodes, *value.shape, generator=generator)).to(device)
+                name: (value.detach().cpu() + 0.01 * torch.randn(clients, *value.shape, generator=generator)).to(device)
                 for name, value in model.named_parameters()
             }
 
         def images(count: int) -> Tensor:
-            x = torch.randn(nodes, count, 32, 32, 3, generator=generator).to(device).movedim(-1, -3)
+            x = torch.randn(clients, count, 32, 32, 3, generator=generator).to(device).movedim(-1, -3)
             return x.contiguous() if way == "contiguous" else x
 
         self.params = {name: value.requires_grad_() for name, value in copies().items()}
         self.frozen = copies()
         self.x, self.each = images(batch), images(ahead)
-        self.y = torch.randint(0, 10, (nodes, batch), generator=generator).to(device)
+        self.y = torch.randint(0, 10, (clients, batch), generator=generator).to(device)
         self.step: Callable[[], Any] = self.train
         self.embed: Callable[[], Any] = self.represent
         if way == "compile":
@@ -161,7 +161,7 @@ def compare(title: str, ways: list[str], repeats: int, device: str) -> None:
     from contrafed.core.client_run import choose
     from contrafed.core.split_model import build_model
 
-    name, nodes, batch, ahead, mixed = SETTINGS[title]
+    name, clients, batch, ahead, mixed = SETTINGS[title]
     chosen = choose("model", OmegaConf.to_container(compose(f"model={name}").model))  # type: ignore[arg-type]
     model = build_model(chosen, 3, (32, 32), 10, 0)
     works: dict[str, Work] = {}
@@ -170,7 +170,7 @@ def compare(title: str, ways: list[str], repeats: int, device: str) -> None:
     apart: dict[str, tuple[float, float]] = {}
     for way in ways:
         try:
-            work = Work(way, model, nodes, batch, ahead, mixed, device)
+            work = Work(way, model, clients, batch, ahead, mixed, device)
             result = work.step(), work.embed()
         except Exception as error:  # a failure of a way is a result too
             failed[way] = f"{type(error).__name__}: {error}".splitlines()[0][:100]

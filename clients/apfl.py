@@ -9,7 +9,7 @@ from torch import Tensor
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.tensors import add_prefix, select_prefix
-from contrafed.training.base import PARTS, Batch, Client, LocalTraining, Stack, Step, Tensors, per_node
+from contrafed.training.base import PARTS, Batch, Client, ClientStack, LocalTraining, Step, Tensors, per_client
 
 
 @dataclass(frozen=True)
@@ -42,21 +42,21 @@ class APFLClient(Client):
     )
     own_model = True
 
-    def fresh_memory(self, received: Tensors) -> Tensors:
+    def init_client_state(self, received: Tensors) -> Tensors:
         """Return the initial model as v, and the initial alpha."""
         alpha = torch.tensor(self.config.alpha, dtype=self.workspace.dtype, device=self.workspace.device)
         return add_prefix("own", self.workspace.initial) | {"alpha": alpha}
 
-    def local_work(self, stack: Stack) -> Tensors:
+    def local_update(self, stack: ClientStack) -> Tensors:
         """Train w and v in the same steps, upload w and keep v."""
-        both = stack.params | add_prefix("own", stack.remembered("own"))
-        self.train(stack, params=both, parts=(*PARTS, "own"), each_step=self._share)
-        stack.memory |= add_prefix("own", select_prefix(both, "own"))
-        return self.sent(stack)
+        both = stack.params | add_prefix("own", stack.get_state("own"))
+        self.train(stack, params=both, parts=(*PARTS, "own"), before_step=self._share)
+        stack.state |= add_prefix("own", select_prefix(both, "own"))
+        return self.make_upload(stack)
 
     def _share(self, now: Step) -> Tensors:
         """Return alpha (B,), and adapt it in the round's first step for the steps that follow."""
-        moving = now.stack.memory["alpha"]
+        moving = now.stack.state["alpha"]
         alpha = moving.clone()
         if self.config.adaptive and now.number == 0:
             own, rate = select_prefix(now.stack.params, "own"), self.config.local.rate(now.stack.server_round)
@@ -65,20 +65,22 @@ class APFLClient(Client):
             moving.sub_(rate * torch.stack(along).sum(0)).clamp_(0, 1)
         return {"alpha": alpha}
 
-    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+    def loss(self, params: Tensors, batch: Batch, loss_inputs: Tensors) -> dict[str, Tensor]:
         """Return f(w) + f(vbar).
 
         f(vbar) has no gradient with respect to w. By the chain rule the gradient of v has the factor alpha.
         """
         w = {name: value for name, value in params.items() if "/" not in name}
         task = self.task_loss(self.forward(w, batch), batch)
-        vbar = self._mix(constants["alpha"], select_prefix(params, "own"), {name: value.detach() for name, value in w.items()})
+        vbar = self._mix(
+            loss_inputs["alpha"], select_prefix(params, "own"), {name: value.detach() for name, value in w.items()}
+        )
         personal = self.task_loss(self.forward(vbar, batch), batch)
         return {"loss": task + personal, "task": task, "personal": personal}
 
-    def judged(self, stack: Stack) -> dict[str, Tensors]:
+    def eval_models(self, stack: ClientStack) -> dict[str, Tensors]:
         """Return the mixture of v and the received model, by which a client is evaluated."""
-        return {"model": self._mix(stack.memory["alpha"], stack.remembered("own"), stack.params)}
+        return {"model": self._mix(stack.state["alpha"], stack.get_state("own"), stack.params)}
 
     def _mix(self, alpha: Tensor, own: Tensors, shared: Tensors) -> Tensors:
         """Return vbar. Its buffers are v's, which no gradient moves: they are the statistics of vbar itself."""
@@ -93,4 +95,4 @@ def mixture(alpha: Tensor, own: Tensors, shared: Tensors) -> Tensors:
         own: v, the personal tensors.
         shared: w, the shared tensors.
     """
-    return {name: torch.lerp(shared[name], v, per_node(alpha, v) if alpha.dim() else alpha) for name, v in own.items()}
+    return {name: torch.lerp(shared[name], v, per_client(alpha, v) if alpha.dim() else alpha) for name, v in own.items()}

@@ -6,7 +6,7 @@ from typing import Annotated
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.tensors import add_prefix
-from contrafed.training.base import Client, LocalTraining, Stack, Tensors
+from contrafed.training.base import Client, ClientStack, LocalTraining, Tensors
 
 
 @dataclass(frozen=True)
@@ -38,22 +38,22 @@ class DittoClient(Client):
     )
     own_model = True
 
-    def fresh_memory(self, received: Tensors) -> Tensors:
+    def init_client_state(self, received: Tensors) -> Tensors:
         """Return the initial model as v."""
         return add_prefix("own", self.workspace.initial)
 
-    def local_work(self, stack: Stack) -> Tensors:
+    def local_update(self, stack: ClientStack) -> Tensors:
         """Train w and then v, upload w and keep v."""
         self.train(stack)
-        own, work = stack.remembered("own"), replace(self.config.local, proximal_weight=self.config.pull_weight)
-        self.train(stack, params=own, work=work, purpose="personal batches")
-        stack.memory |= add_prefix("own", own)
-        return self.sent(stack)
+        own, local_training = stack.get_state("own"), replace(self.config.local, proximal_weight=self.config.pull_weight)
+        self.train(stack, params=own, local_training=local_training, purpose="personal batches")
+        stack.state |= add_prefix("own", own)
+        return self.make_upload(stack)
 
-    def judged(self, stack: Stack) -> dict[str, Tensors]:
+    def eval_models(self, stack: ClientStack) -> dict[str, Tensors]:
         """Return v, by which a client is evaluated."""
-        return {"model": stack.remembered("own")}
+        return {"model": stack.get_state("own")}
 
-    def work_of(self, examples: int) -> int:
+    def num_local_steps(self, examples: int) -> int:
         """Return the number of steps of both models."""
-        return 2 * super().work_of(examples)
+        return 2 * super().num_local_steps(examples)

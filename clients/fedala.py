@@ -12,7 +12,7 @@ from contrafed.core.randomness import generator
 from contrafed.core.schema import Range
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import add_prefix, select_prefix
-from contrafed.training.base import Batch, Client, LocalTraining, Stack, Step, Tensors
+from contrafed.training.base import Batch, Client, ClientStack, LocalTraining, Step, Tensors
 
 
 @dataclass(frozen=True)
@@ -52,40 +52,40 @@ class FedALAClient(Client):
     )
     own_model = True
 
-    def fresh_memory(self, received: Tensors) -> Tensors:
+    def init_client_state(self, received: Tensors) -> Tensors:
         """Return w_k = W and A = 1."""
         model = select_prefix(received, "model")
         ones = {name: torch.ones_like(model[name]) for name in top_layers(self.model, self.config.layers)}
         rounds = torch.zeros((), dtype=self.workspace.dtype, device=self.workspace.device)
         return add_prefix("own", model) | add_prefix("blend", ones) | {"rounds": rounds}
 
-    def local_work(self, stack: Stack) -> Tensors:
+    def local_update(self, stack: ClientStack) -> Tensors:
         """Learn A, blend, train, and keep the trained model."""
         self._learn(stack)
         stack.params |= self._blend(stack)
         self.train(stack)
-        stack.memory |= add_prefix("own", stack.params) | {"rounds": stack.memory["rounds"] + 1}
-        return self.sent(stack)
+        stack.state |= add_prefix("own", stack.params) | {"rounds": stack.state["rounds"] + 1}
+        return self.make_upload(stack)
 
-    def _learn(self, stack: Stack) -> None:
+    def _learn(self, stack: ClientStack) -> None:
         """Learn A. A client without a trained model, or whose A has settled, gets no examples."""
-        config, blend = self.config, add_prefix("blend", stack.remembered("blend"))
-        work, constants = (
+        config, blend = self.config, add_prefix("blend", stack.get_state("blend"))
+        local_training, loss_inputs = (
             config.local.plain(config.blend_lr, epochs=1),
-            stack.params | add_prefix("own", stack.remembered("own")),
+            stack.params | add_prefix("own", stack.get_state("own")),
         )
-        some, rounds, last = self._some(stack), stack.memory["rounds"], list[Tensor]()
+        some, rounds, last = self._some(stack), stack.state["rounds"], list[Tensor]()
         going = rounds > 0
         while going.any() and len(last) < config.max_passes:
             losses = self.train(
                 stack,
                 params=blend,
                 examples=[part if on else part[:0] for part, on in zip(some, going.tolist(), strict=True)],
-                work=work,
+                local_training=local_training,
                 parts=("blend",),
                 loss=self._blended_loss,
-                constants=constants,
-                each_step=_clip,
+                loss_inputs=loss_inputs,
+                before_step=_clip,
                 purpose=f"blend {len(last)}",
             )
             for value in blend.values():
@@ -94,35 +94,35 @@ class FedALAClient(Client):
             going = going & (rounds == 1)
             if len(last) > config.window:
                 going &= ~(torch.stack(last[-config.window :]).std(0, correction=0) < config.settled)
-        stack.memory |= blend
+        stack.state |= blend
 
-    def _some(self, stack: Stack) -> list[np.ndarray]:
+    def _some(self, stack: ClientStack) -> list[np.ndarray]:
         """Return the share of each client's examples on which A is learned."""
         about = (self.workspace.seed, "blend examples", stack.server_round)
-        known = zip(stack.examples, stack.nodes, strict=True)
-        return [generator(*about, node).permutation(part)[: self._share_of(len(part))] for part, node in known]
+        known = zip(stack.examples, stack.clients, strict=True)
+        return [generator(*about, client).permutation(part)[: self._share_of(len(part))] for part, client in known]
 
     def _share_of(self, examples: int) -> int:
         return max(1, round(self.config.share * examples)) if examples else 0
 
-    def _blend(self, stack: Stack) -> Tensors:
+    def _blend(self, stack: ClientStack) -> Tensors:
         """Return the blended layers (B, ...)."""
-        return blend_models(stack.remembered("own"), stack.global_model, stack.remembered("blend"))
+        return blend_models(stack.get_state("own"), stack.global_model, stack.get_state("blend"))
 
-    def _blended_loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+    def _blended_loss(self, params: Tensors, batch: Batch, loss_inputs: Tensors) -> dict[str, Tensor]:
         """Return the task's loss of the model that starts the round, as a function of A."""
-        received = {name: value for name, value in constants.items() if "/" not in name}
-        top = blend_models(select_prefix(constants, "own"), received, select_prefix(params, "blend"))
+        received = {name: value for name, value in loss_inputs.items() if "/" not in name}
+        top = blend_models(select_prefix(loss_inputs, "own"), received, select_prefix(params, "blend"))
         return super().loss(received | top, batch, {})
 
-    def judged(self, stack: Stack) -> dict[str, Tensors]:
+    def eval_models(self, stack: ClientStack) -> dict[str, Tensors]:
         """Return the last trained model, which a client is evaluated by, and the blend that it would start from."""
-        return {"model": stack.remembered("own"), "blend": stack.params | self._blend(stack)}
+        return {"model": stack.get_state("own"), "blend": stack.params | self._blend(stack)}
 
-    def work_of(self, examples: int) -> int:
+    def num_local_steps(self, examples: int) -> int:
         """Return the number of steps of one pass over the share, and of training."""
         blend = self.config.local.plain(self.config.blend_lr, epochs=1)
-        return blend.steps(self._share_of(examples)) + super().work_of(examples)
+        return blend.steps(self._share_of(examples)) + super().num_local_steps(examples)
 
 
 def _clip(now: Step) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Annotated
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.tensors import add_prefix
-from contrafed.training.base import Client, LocalTraining, Stack, Tensors
+from contrafed.training.base import Client, ClientStack, LocalTraining, Tensors
 
 
 @dataclass(frozen=True)
@@ -37,18 +37,18 @@ class FedAMPClient(Client):
     )
     own_model = True
 
-    def fresh_memory(self, received: Tensors) -> Tensors:
+    def init_client_state(self, received: Tensors) -> Tensors:
         """Return the initial model as w."""
         return add_prefix("own", self.workspace.initial)
 
-    def local_work(self, stack: Stack) -> Tensors:
+    def local_update(self, stack: ClientStack) -> Tensors:
         """Continue from the own model, pulled towards the received one."""
         pull = self.config.pull_weight / self.config.cloud_lr
-        stack.params = stack.remembered("own")
-        self.train(stack, work=replace(self.config.local, proximal_weight=pull))
-        stack.memory |= add_prefix("own", stack.params)
-        return self.sent(stack)
+        stack.params = stack.get_state("own")
+        self.train(stack, local_training=replace(self.config.local, proximal_weight=pull))
+        stack.state |= add_prefix("own", stack.params)
+        return self.make_upload(stack)
 
-    def judged(self, stack: Stack) -> dict[str, Tensors]:
+    def eval_models(self, stack: ClientStack) -> dict[str, Tensors]:
         """Return the own model, by which a client is evaluated."""
-        return {"model": stack.remembered("own")}
+        return {"model": stack.get_state("own")}

@@ -10,7 +10,7 @@ from torch import Tensor
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.split_model import Features
-from contrafed.training.base import Batch, Client, LocalTraining, Stack, Tensors
+from contrafed.training.base import Batch, Client, ClientStack, LocalTraining, Tensors
 from contrafed.training.losses import masked_mean
 
 
@@ -42,16 +42,16 @@ class FitNetClient(Client):
         url="https://arxiv.org/abs/1412.6550",
     )
 
-    def local_work(self, stack: Stack) -> Tensors:
+    def local_update(self, stack: ClientStack) -> Tensors:
         """Train with the received model's levels as hints."""
-        self.train(stack, frozen={"hints": (partial(self.features, with_levels=True), stack.global_model)})
-        return self.sent(stack)
+        self.train(stack, reference_models={"hints": (partial(self.features, with_levels=True), stack.global_model)})
+        return self.make_upload(stack)
 
-    def loss(self, params: Tensors, batch: Batch, constants: dict[str, Features]) -> dict[str, Tensor]:
+    def loss(self, params: Tensors, batch: Batch, loss_inputs: dict[str, Features]) -> dict[str, Tensor]:
         """Return the cross-entropy plus the weighted distance to the hints."""
         features = self.forward(params, batch, with_levels=True)
         task, which = self.task_loss(features, batch), self.config.levels
-        pairs = zip(features.select_levels(which), constants["hints"].select_levels(which), strict=True)
+        pairs = zip(features.select_levels(which), loss_inputs["hints"].select_levels(which), strict=True)
         each = [masked_mean((own - hint).square().mean(1), batch.mask) for own, hint in pairs]
         hint = torch.stack(each).mean()
         return {"loss": task + self.config.hint_weight * hint, "task": task, "hint": hint}

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from contrafed.clients.fedper import HEADS
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
-from contrafed.training.base import PARTS, Client, LocalTraining, Stack, Tensors
+from contrafed.training.base import PARTS, Client, ClientStack, LocalTraining, Tensors
 from contrafed.training.tuning import fine_tune
 
 
@@ -40,9 +40,9 @@ class FedAvgFTClient(Client):
     )
     own_model = True
 
-    def judged(self, stack: Stack) -> dict[str, Tensors]:
+    def eval_models(self, stack: ClientStack) -> dict[str, Tensors]:
         """Return W. In the last evaluation return the fine-tuned W, and W as ``untuned``."""
         config = self.config
-        work = config.local.plain(config.tune_lr, epochs=config.tune_epochs)
-        work = replace(work, batch_size=config.tune_batch_size, momentum=config.tune_momentum)
-        return fine_tune(self, stack, work, HEADS[config.head] if config.tune == "head" else PARTS)
+        local_training = config.local.plain(config.tune_lr, epochs=config.tune_epochs)
+        local_training = replace(local_training, batch_size=config.tune_batch_size, momentum=config.tune_momentum)
+        return fine_tune(self, stack, local_training, HEADS[config.head] if config.tune == "head" else PARTS)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from contrafed.clients.fedper import HEADS, FedPerClient
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
-from contrafed.training.base import PARTS, LocalTraining, Stack, Tensors
+from contrafed.training.base import PARTS, ClientStack, LocalTraining, Tensors
 from contrafed.training.tuning import fine_tune
 
 
@@ -39,16 +39,16 @@ class FedBABUClient(FedPerClient):
         url="https://arxiv.org/abs/2106.06042",
     )
 
-    def local_work(self, stack: Stack) -> Tensors:
+    def local_update(self, stack: ClientStack) -> Tensors:
         """Train the body."""
-        self.train(stack, parts=self.parts)
-        return self.sent(stack)
+        self.train(stack, parts=self.shared_parts(self.config))
+        return self.make_upload(stack)
 
-    def judged(self, stack: Stack) -> dict[str, Tensors]:
+    def eval_models(self, stack: ClientStack) -> dict[str, Tensors]:
         """Return the received body under the common head. In the last evaluation return it fine-tuned as well."""
         config = self.config
-        work = replace(
+        local_training = replace(
             config.local, epochs=config.tune_epochs, iterations=None, proximal_weight=0.0, optimizer="sgd", lr=config.tune_lr,
             momentum=config.tune_momentum, lr_decay=1.0, epoch_lr_decay=1.0,
         )  # fmt: skip
-        return fine_tune(self, stack, work, PARTS if config.tune == "all" else HEADS[config.head])
+        return fine_tune(self, stack, local_training, PARTS if config.tune == "all" else HEADS[config.head])

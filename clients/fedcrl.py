@@ -11,7 +11,7 @@ from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import add_prefix, select_prefix
-from contrafed.training.base import PARTS, Batch, Client, LocalTraining, Losses, Shapes, Stack, Tensors, per_node
+from contrafed.training.base import PARTS, Batch, Client, ClientStack, LocalTraining, Losses, Shapes, Tensors, per_client
 from contrafed.training.losses import masked_mean, prototype_contrast
 from contrafed.training.prototypes import prototype_table, with_prototypes
 
@@ -80,53 +80,53 @@ class FedCRLClient(Client):
         return PARTS[:2] if config.separate else PARTS
 
     @classmethod
-    def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
+    def message_spec(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
         """Return the shared parts in both directions, prototypes with validity down, and prototypes with counts up."""
-        return with_prototypes(model, *super().messages(model, config))
+        return with_prototypes(model, *super().message_spec(model, config))
 
-    def fresh_memory(self, received: Tensors) -> Tensors:
+    def init_client_state(self, received: Tensors) -> Tensors:
         """Return a client state without an own body or a contrastive loss."""
         shared = select_prefix(received, "model")
         zero = torch.zeros((), dtype=self.workspace.dtype, device=self.workspace.device)
         return add_prefix("own", shared) | {"contrast": zero, "contrasted": zero, "rounds": zero}
 
-    def local_work(self, stack: Stack) -> Tensors:
+    def local_update(self, stack: ClientStack) -> Tensors:
         """Blend, train with the global prototypes, keep body and loss, and upload body and prototypes (Equations 3, 7-14)."""
         self._blend(stack)
-        losses = self.train(stack, constants=prototype_table(stack))
+        losses = self.train(stack, loss_inputs=prototype_table(stack))
         if self.config.clip == "literal":
             for value in stack.params.values():
                 value.data.clamp_(0, 1)
         self._remember(stack, losses)
-        return self.sent(stack) | self.prototypes(stack)
+        return self.make_upload(stack) | self.prototypes(stack)
 
-    def _blend(self, stack: Stack) -> None:
+    def _blend(self, stack: ClientStack) -> None:
         """Blend the own body with the received one (Equations 7-9). The first time, take the received one."""
-        tau = torch.where(stack.memory["rounds"] > 0, self._tau(stack), 0.0)
-        for name, own in select_prefix(stack.memory, "own").items():
-            weight = per_node(tau, own)
+        tau = torch.where(stack.state["rounds"] > 0, self._tau(stack), 0.0)
+        for name, own in select_prefix(stack.state, "own").items():
+            weight = per_client(tau, own)
             stack.params[name].copy_(weight * own + (1 - weight) * stack.received[f"model/{name}"])
 
-    def _tau(self, stack: Stack) -> Tensor:
+    def _tau(self, stack: ClientStack) -> Tensor:
         """Return tau = e^(-gamma L_Reg) (B,) of clients that have trained before, and 0 for an infinite L_Reg."""
         loss = self._last_contrast(stack)
         return torch.where(loss.isinf(), 0.0, torch.exp(-self.config.blend_rate * loss))
 
-    def _last_contrast(self, stack: Stack) -> Tensor:
+    def _last_contrast(self, stack: ClientStack) -> Tensor:
         """Return the contrastive loss (B,) that sets tau: infinity for tau = 0, and 0 for tau = 1."""
-        config, last = self.config, stack.memory["contrast"]
+        config, last = self.config, stack.state["contrast"]
         if config.blend == "own":
             return torch.zeros_like(last)
         if config.blend == "global" or (config.contrast_weight == 0 and config.blend_without_contrast == "zero"):
             return torch.full_like(last, torch.inf)
         if config.tau_source == "on_receipt":
             return self._contrast_over_examples(stack)
-        unseen = stack.memory["contrasted"] == 0
+        unseen = stack.state["contrasted"] == 0
         if config.first_tau != "evaluate":
             return torch.where(unseen, 0.0 if config.first_tau == "one" else torch.inf, last)
         return torch.where(unseen, self._contrast_over_examples(stack), last) if unseen.any() else last
 
-    def _contrast_over_examples(self, stack: Stack) -> Tensor:
+    def _contrast_over_examples(self, stack: ClientStack) -> Tensor:
         """Return the mean contrastive loss (B,) of own bodies over each client's training part, in evaluation mode.
 
         The mean is over the examples whose class has a prototype. It is infinite without any, so that the client takes the
@@ -139,7 +139,7 @@ class FedCRLClient(Client):
             known = table["valid"][batch.y] * batch.mask
             return {"sum": (self._each(z, batch.y, table) * known).sum(), "count": known.sum()}
 
-        own = {n: stack.memory[f"own/{n}"] if self.travels(n) else v for n, v in stack.params.items()}
+        own = {n: stack.state[f"own/{n}"] if self.is_shared(n) else v for n, v in stack.params.items()}
         totals = self.over_examples(stack, sums, own, prototype_table(stack))
         return torch.where(totals["count"] > 0, totals["sum"] / totals["count"].clamp_min(1), torch.inf)
 
@@ -147,25 +147,28 @@ class FedCRLClient(Client):
         """Return L_Reg of each example (b,) from representations (b, D), and 0 for a class without a prototype."""
         return prototype_contrast(z, y, table["means"], table["valid"], self.config.temperature)
 
-    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+    def loss(self, params: Tensors, batch: Batch, loss_inputs: Tensors) -> dict[str, Tensor]:
         """Return the cross-entropy plus the weighted contrastive loss, which has no gradient in the head."""
         features = self.forward(params, batch)
         task = self.task_loss(features, batch)
-        contrast = masked_mean(self._each(features.z, batch.y, constants), batch.mask)
-        share = masked_mean(constants["valid"][batch.y], batch.mask)
+        contrast = masked_mean(self._each(features.z, batch.y, loss_inputs), batch.mask)
+        share = masked_mean(loss_inputs["valid"][batch.y], batch.mask)
         loss = task + self.config.contrast_weight * contrast
         return {"loss": loss, "task": task, "contrast": contrast, "contrasted": share}
 
-    def _remember(self, stack: Stack, losses: Losses) -> None:
+    def _remember(self, stack: ClientStack, losses: Losses) -> None:
         """Keep the trained body and the contrastive loss of the last local epoch as client state."""
-        memory, work = stack.memory, self.config.local
-        last = [work.steps_per_pass(size) if work.epochs is not None else work.steps(size) for size in stack.sizes]
+        memory, local_training = stack.state, self.config.local
+        last = [
+            local_training.steps_per_pass(size) if local_training.epochs is not None else local_training.steps(size)
+            for size in stack.sizes
+        ]
         contrast, share = losses.mean("contrast", last), losses.mean("contrasted", last)
         memory["contrast"] = torch.where(share > 0, contrast / torch.where(share > 0, share, 1.0), 0.0)
         memory["contrasted"] = (share > 0).to(contrast)
         memory["rounds"] = memory["rounds"] + 1
-        memory |= add_prefix("own", {n: v for n, v in stack.params.items() if self.travels(n)})
+        memory |= add_prefix("own", {n: v for n, v in stack.params.items() if self.is_shared(n)})
 
-    def judged(self, stack: Stack) -> dict[str, Tensors]:
-        """Return the own body and head as last trained, by which a client is evaluated (`post_train`)."""
-        return {"model": stack.params | select_prefix(stack.memory, "own")}
+    def eval_models(self, stack: ClientStack) -> dict[str, Tensors]:
+        """Return the own body and head as last trained, by which a client is evaluated (`after_training`)."""
+        return {"model": stack.params | select_prefix(stack.state, "own")}

@@ -38,7 +38,7 @@ class FedDecorrClient(Client):
         url="https://arxiv.org/abs/2210.00226",
     )
 
-    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+    def loss(self, params: Tensors, batch: Batch, loss_inputs: Tensors) -> dict[str, Tensor]:
         """Return the cross-entropy plus the weighted penalty on correlations."""
         features = self.forward(params, batch)
         task, penalty = self.task_loss(features, batch), decorrelation(features.z, batch.mask)

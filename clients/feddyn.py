@@ -9,7 +9,7 @@ from torch import Tensor
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.tensors import add_prefix, select_prefix
-from contrafed.training.base import Batch, Client, LocalTraining, Stack, Tensors
+from contrafed.training.base import Batch, Client, ClientStack, LocalTraining, Tensors
 from contrafed.training.losses import squared_distance
 
 
@@ -38,25 +38,25 @@ class FedDynClient(Client):
         url="https://arxiv.org/abs/2111.04263",
     )
 
-    def fresh_memory(self, received: Tensors) -> Tensors:
+    def init_client_state(self, received: Tensors) -> Tensors:
         """Return g_k = 0."""
         return {
             f"gradient/{name}": torch.zeros_like(value)
             for name, value in self.parameters_of(select_prefix(received, "model")).items()
         }
 
-    def local_work(self, stack: Stack) -> Tensors:
+    def local_update(self, stack: ClientStack) -> Tensors:
         """Train with both terms, update g_k, and upload w_k."""
-        received, own = self.parameters_of(stack.global_model), stack.remembered("gradient")
-        self.train(stack, constants=add_prefix("global", received) | add_prefix("gradient", own))
+        received, own = self.parameters_of(stack.global_model), stack.get_state("gradient")
+        self.train(stack, loss_inputs=add_prefix("global", received) | add_prefix("gradient", own))
         moved = {name: stack.params[name] - value for name, value in received.items()}
         alpha = self.config.proximal_weight
-        stack.memory |= add_prefix("gradient", {name: own[name] - alpha * value for name, value in moved.items()})
-        return self.sent(stack)
+        stack.state |= add_prefix("gradient", {name: own[name] - alpha * value for name, value in moved.items()})
+        return self.make_upload(stack)
 
-    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+    def loss(self, params: Tensors, batch: Batch, loss_inputs: Tensors) -> dict[str, Tensor]:
         """Return the cross-entropy plus the linear and the quadratic term."""
         task = self.task_loss(self.forward(params, batch), batch)
-        linear = torch.stack([(params[n] * g).sum() for n, g in select_prefix(constants, "gradient").items()]).sum()
-        pull = self.config.proximal_weight / 2 * squared_distance(params, select_prefix(constants, "global"))
+        linear = torch.stack([(params[n] * g).sum() for n, g in select_prefix(loss_inputs, "gradient").items()]).sum()
+        pull = self.config.proximal_weight / 2 * squared_distance(params, select_prefix(loss_inputs, "global"))
         return {"loss": task - linear + pull, "task": task}

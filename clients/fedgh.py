@@ -5,7 +5,7 @@ from typing import Any
 from contrafed.core.paper import Paper
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import add_prefix, select_prefix
-from contrafed.training.base import Client, Config, Shapes, Stack, Tensors
+from contrafed.training.base import Client, ClientStack, Config, Shapes, Tensors
 from contrafed.training.prototypes import with_prototypes
 
 __all__ = ["Config", "FedGHClient"]
@@ -31,22 +31,22 @@ class FedGHClient(Client):
     shared = ("classifier",)
 
     @classmethod
-    def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
+    def message_spec(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
         """Return the head down, and prototypes with counts up."""
-        down, _ = super().messages(model, config)
-        _, up = with_prototypes(model, {}, {})
-        return down, up
+        broadcast_spec, _ = super().message_spec(model, config)
+        _, upload_spec = with_prototypes(model, {}, {})
+        return broadcast_spec, upload_spec
 
-    def fresh_memory(self, received: Tensors) -> Tensors:
+    def init_client_state(self, received: Tensors) -> Tensors:
         """Return the received head as the client's last trained head."""
         return add_prefix("trained", select_prefix(received, "model"))
 
-    def local_work(self, stack: Stack) -> Tensors:
+    def local_update(self, stack: ClientStack) -> Tensors:
         """Train body and head, keep the head, and upload the prototypes."""
         self.train(stack)
-        stack.memory |= add_prefix("trained", {n: v for n, v in stack.params.items() if self.travels(n)})
+        stack.state |= add_prefix("trained", {n: v for n, v in stack.params.items() if self.is_shared(n)})
         return self.prototypes(stack)
 
-    def judged(self, stack: Stack) -> dict[str, Tensors]:
+    def eval_models(self, stack: ClientStack) -> dict[str, Tensors]:
         """Return the personal body under the received head, and under the head as last trained."""
-        return {"model": stack.params, "trained": stack.params | select_prefix(stack.memory, "trained")}
+        return {"model": stack.params, "trained": stack.params | select_prefix(stack.state, "trained")}

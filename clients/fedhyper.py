@@ -5,7 +5,7 @@ from typing import Any
 
 from contrafed.core.paper import Paper
 from contrafed.core.split_model import SplitModel
-from contrafed.training.base import Client, LocalTraining, Shapes, Stack, Tensors
+from contrafed.training.base import Client, ClientStack, LocalTraining, Shapes, Tensors
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,15 @@ class FedHyperClient(Client):
     traffic = ("theta", "theta")
 
     @classmethod
-    def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
+    def message_spec(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
         """Return FedAvg's messages, and with ``scale_rate`` alpha down."""
-        down, up = super().messages(model, config)
-        return down | ({"rate/factor": ()} if config.scale_rate else {}), up
+        broadcast_spec, upload_spec = super().message_spec(model, config)
+        return broadcast_spec | ({"rate/factor": ()} if config.scale_rate else {}), upload_spec
 
-    def local_work(self, stack: Stack) -> Tensors:
+    def local_update(self, stack: ClientStack) -> Tensors:
         """Train at the scaled rate, which is one number for all clients of a round."""
-        work = self.config.local
+        local_training = self.config.local
         if self.config.scale_rate:
-            work = replace(work, lr=work.lr * float(stack.received["rate/factor"][0]))
-        self.train(stack, work=work)
-        return self.sent(stack)
+            local_training = replace(local_training, lr=local_training.lr * float(stack.received["rate/factor"][0]))
+        self.train(stack, local_training=local_training)
+        return self.make_upload(stack)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
-from contrafed.training.base import Batch, Client, LocalTraining, Stack, Tensors
+from contrafed.training.base import Batch, Client, ClientStack, LocalTraining, Tensors
 from contrafed.training.losses import without
 from contrafed.training.prototypes import class_counts
 
@@ -40,14 +40,14 @@ class FedLCClient(Client):
         url="https://arxiv.org/abs/2209.00189",
     )
 
-    def local_work(self, stack: Stack) -> Tensors:
+    def local_update(self, stack: ClientStack) -> Tensors:
         """Train with the client's class counts."""
-        self.train(stack, constants={"counts": class_counts(self.workspace, stack)})
-        return self.sent(stack)
+        self.train(stack, loss_inputs={"counts": class_counts(self.workspace, stack)})
+        return self.make_upload(stack)
 
-    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+    def loss(self, params: Tensors, batch: Batch, loss_inputs: Tensors) -> dict[str, Tensor]:
         """Return the cross-entropy of the calibrated logits."""
-        features, counts = self.forward(params, batch), constants["counts"]  # (C,)
+        features, counts = self.forward(params, batch), loss_inputs["counts"]  # (C,)
         if self.config.calibration:
             calibrated = features.logits - self.config.calibration * counts.clamp_min(1) ** -0.25
             features = features._replace(logits=without(calibrated, counts == 0))

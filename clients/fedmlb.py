@@ -9,7 +9,7 @@ from torch import Tensor
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.split_model import Features
-from contrafed.training.base import Batch, Client, LocalTraining, Stack, Tensors
+from contrafed.training.base import Batch, Client, ClientStack, LocalTraining, Tensors
 from contrafed.training.losses import kl, masked_mean
 
 
@@ -44,14 +44,14 @@ class FedMLBClient(Client):
         url="https://arxiv.org/abs/2207.06936",
     )
 
-    def local_work(self, stack: Stack) -> Tensors:
+    def local_update(self, stack: ClientStack) -> Tensors:
         """Train with the received model's stages."""
-        self.train(stack, constants=stack.global_model)
-        return self.sent(stack)
+        self.train(stack, loss_inputs=stack.global_model)
+        return self.make_upload(stack)
 
-    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+    def loss(self, params: Tensors, batch: Batch, loss_inputs: Tensors) -> dict[str, Tensor]:
         """Return the cross-entropy of the main path, plus the weighted cross-entropy and divergence of the hybrid paths."""
-        main, hybrids = self.paths(params, batch, constants)
+        main, hybrids = self.paths(params, batch, loss_inputs)
         task = self.task_loss(main, batch)
         hybrid = torch.stack([self.task_loss(path, batch) for path in hybrids]).mean()
         apart = [kl(path.logits, main.logits, self.config.temperature) for path in hybrids]

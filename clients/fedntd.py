@@ -9,7 +9,7 @@ from torch import Tensor
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.split_model import Features
-from contrafed.training.base import Batch, Client, LocalTraining, Stack, Tensors
+from contrafed.training.base import Batch, Client, ClientStack, LocalTraining, Tensors
 from contrafed.training.losses import kl, masked_mean, without
 
 
@@ -40,16 +40,16 @@ class FedNTDClient(Client):
         url="https://arxiv.org/abs/2106.03097",
     )
 
-    def local_work(self, stack: Stack) -> Tensors:
+    def local_update(self, stack: ClientStack) -> Tensors:
         """Train with the received model's logits."""
-        self.train(stack, frozen={"teacher": (self.features, stack.global_model)})
-        return self.sent(stack)
+        self.train(stack, reference_models={"teacher": (self.features, stack.global_model)})
+        return self.make_upload(stack)
 
-    def loss(self, params: Tensors, batch: Batch, constants: dict[str, Features]) -> dict[str, Tensor]:
+    def loss(self, params: Tensors, batch: Batch, loss_inputs: dict[str, Features]) -> dict[str, Tensor]:
         """Return the weighted sum of the cross-entropy and the distillation over the other classes."""
         features, temperature = self.forward(params, batch), self.config.temperature
         task, true = self.task_loss(features, batch), F.one_hot(batch.y, self.model.num_classes).bool()
-        teacher, student = (without(x / temperature, true) for x in (constants["teacher"].logits, features.logits))
+        teacher, student = (without(x / temperature, true) for x in (loss_inputs["teacher"].logits, features.logits))
         distil = temperature**2 * masked_mean(kl(teacher, student), batch.mask)
         loss = self.config.task_weight * task + self.config.distil_weight * distil
         return {"loss": loss, "task": task, "distil": distil}

@@ -11,7 +11,7 @@ from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import add_prefix, select_prefix
-from contrafed.training.base import Batch, Client, LocalTraining, Shapes, Stack, Tensors, per_node
+from contrafed.training.base import Batch, Client, ClientStack, LocalTraining, Shapes, Tensors, per_client
 from contrafed.training.losses import masked_mean
 from contrafed.training.prototypes import prototype_table, with_prototypes
 
@@ -54,40 +54,46 @@ class FedPACClient(Client):
     shared = ("encoder", "projector")
 
     @classmethod
-    def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
+    def message_spec(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
         """Return the tensors of both directions.
 
         Both have the body and prototypes. Down adds the mixed head and its validity. Up adds the own head and the statistics.
         """
-        down, up = with_prototypes(model, *super().messages(model, config))
+        broadcast_spec, upload_spec = with_prototypes(model, *super().message_spec(model, config))
         head = {f"head/{n}": tuple(p.shape) for n, p in model.named_parameters() if n.startswith("classifier.")}
         statistics: Shapes = {"stat/h": (model.num_classes, model.embedding_size), "stat/v": ()}
-        return down | head | {"head/valid": ()}, up | head | statistics
+        return broadcast_spec | head | {"head/valid": ()}, upload_spec | head | statistics
 
-    def fresh_memory(self, received: Tensors) -> Tensors:
+    def init_client_state(self, received: Tensors) -> Tensors:
         """Return the received body as the client's last trained body."""
         return add_prefix("trained", select_prefix(received, "model"))
 
-    def local_work(self, stack: Stack) -> Tensors:
+    def local_update(self, stack: ClientStack) -> Tensors:
         """Take the mixed head, compute statistics, train head and body, keep the body, and upload (Algorithm 1)."""
         stack.params |= self._mixed_head(stack)
         # From here on the head is the client's own.
         stack.received["head/valid"] = torch.zeros_like(stack.received["head/valid"])
         means, statistics = self._statistics(stack)
-        self.train(stack, work=self._head_work, parts=("classifier",), loss=partial(Client.loss, self), purpose="head batches")
-        self.train(stack, parts=self.shared, constants=prototype_table(stack) | {"own": means})
-        body = {n: v for n, v in stack.params.items() if self.travels(n)}
-        stack.memory |= add_prefix("trained", body)
+        self.train(
+            stack,
+            local_training=self._head_work,
+            parts=("classifier",),
+            loss=partial(Client.loss, self),
+            purpose="head batches",
+        )
+        self.train(stack, parts=self.shared, loss_inputs=prototype_table(stack) | {"own": means})
+        body = {n: v for n, v in stack.params.items() if self.is_shared(n)}
+        stack.state |= add_prefix("trained", body)
         head = add_prefix("head", {n: v for n, v in stack.params.items() if n not in body})
-        return self.sent(stack) | head | statistics | self.prototypes(stack)
+        return self.make_upload(stack) | head | statistics | self.prototypes(stack)
 
-    def _mixed_head(self, stack: Stack) -> Tensors:
+    def _mixed_head(self, stack: ClientStack) -> Tensors:
         """Return the head that the server mixed, or the client's own if it mixed none."""
         valid = stack.received["head/valid"] > 0
         head = {n: v for n, v in select_prefix(stack.received, "head").items() if n != "valid"}
-        return {n: torch.where(per_node(valid, v), v, stack.params[n]) for n, v in head.items()}
+        return {n: torch.where(per_client(valid, v), v, stack.params[n]) for n, v in head.items()}
 
-    def _statistics(self, stack: Stack) -> tuple[Tensor, Tensors]:
+    def _statistics(self, stack: ClientStack) -> tuple[Tensor, Tensors]:
         """Return the own class means under the received body (B, C, D), and h and v."""
         found = self.class_sums(stack)
         count, size = found["count"], found["count"].sum(1, keepdim=True).clamp_min(1)
@@ -96,28 +102,28 @@ class FedPACClient(Client):
         spread = found["square"].sum(1) / size.squeeze(1) - h.square().sum((1, 2))
         return means, {"stat/h": h, "stat/v": spread / size.squeeze(1)}
 
-    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+    def loss(self, params: Tensors, batch: Batch, loss_inputs: Tensors) -> dict[str, Tensor]:
         """Return the cross-entropy plus the weighted distance to the class's prototype."""
-        features, valid = self.forward(params, batch), constants["valid"] > 0
+        features, valid = self.forward(params, batch), loss_inputs["valid"] > 0
         task = self.task_loss(features, batch)
-        target = torch.where(valid[batch.y].unsqueeze(1), constants["means"][batch.y], constants["own"][batch.y])
+        target = torch.where(valid[batch.y].unsqueeze(1), loss_inputs["means"][batch.y], loss_inputs["own"][batch.y])
         distance = masked_mean((features.z - target).square().mean(1), batch.mask) * valid.any()
         return {"loss": task + self.config.align_weight * distance, "task": task, "distance": distance}
 
-    def judged(self, stack: Stack) -> dict[str, Tensors]:
+    def eval_models(self, stack: ClientStack) -> dict[str, Tensors]:
         """Return the received body with the mixed head, and as ``trained`` the last trained body and head.
 
         After local training the first is the trained model too.
         """
         return {
             "model": stack.params | self._mixed_head(stack),
-            "trained": stack.params | select_prefix(stack.memory, "trained"),
+            "trained": stack.params | select_prefix(stack.state, "trained"),
         }
 
     @property
     def _head_work(self) -> LocalTraining:
         return replace(self.config.local, epochs=self.config.head_epochs, iterations=None, lr=self.config.head_lr)
 
-    def work_of(self, examples: int) -> int:
+    def num_local_steps(self, examples: int) -> int:
         """Return the number of steps of both phases."""
-        return self._head_work.steps(examples) + super().work_of(examples)
+        return self._head_work.steps(examples) + super().num_local_steps(examples)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from contrafed.core.paper import Paper
 from contrafed.core.split_model import SplitModel
-from contrafed.training.base import Batch, Client, Config, Shapes, Stack, Tensors
+from contrafed.training.base import Batch, Client, ClientStack, Config, Shapes, Tensors
 
 __all__ = ["Config", "FedPPOClient"]
 
@@ -29,21 +29,21 @@ class FedPPOClient(Client):
     traffic = ("theta", "theta")
 
     @classmethod
-    def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
+    def message_spec(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
         """Return the model in both directions, and two numbers up."""
-        down, up = super().messages(model, config)
-        return down, up | {"report/received_accuracy": (), "report/accuracy": ()}
+        broadcast_spec, upload_spec = super().message_spec(model, config)
+        return broadcast_spec, upload_spec | {"report/received_accuracy": (), "report/accuracy": ()}
 
-    def local_work(self, stack: Stack) -> Tensors:
+    def local_update(self, stack: ClientStack) -> Tensors:
         """Evaluate, train, evaluate again, and upload."""
         received = self._accuracy(stack)
         self.train(stack)
-        return self.sent(stack) | {"report/received_accuracy": received, "report/accuracy": self._accuracy(stack)}
+        return self.make_upload(stack) | {"report/received_accuracy": received, "report/accuracy": self._accuracy(stack)}
 
-    def _accuracy(self, stack: Stack) -> Tensor:
+    def _accuracy(self, stack: ClientStack) -> Tensor:
         """Return the accuracy (B,) of ``stack.params`` on each client's training part, in evaluation mode."""
 
-        def sums(params: Tensors, batch: Batch, constants: Tensors) -> Tensors:
+        def sums(params: Tensors, batch: Batch, loss_inputs: Tensors) -> Tensors:
             with self.model.holding(params) as model:
                 right = model(batch.x).logits.argmax(1) == batch.y
             return {"right": (right * batch.mask).sum(), "count": batch.mask.sum()}

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from contrafed.core.paper import Paper
 from contrafed.core.split_model import SplitModel
-from contrafed.training.base import Batch, Client, Config, Shapes, Stack, Tensors
+from contrafed.training.base import Batch, Client, ClientStack, Config, Shapes, Tensors
 from contrafed.training.losses import masked_mean, prototype_contrast
 from contrafed.training.prototypes import prototype_table, with_prototypes
 
@@ -37,21 +37,21 @@ class FedProcClient(Client):
     traffic = ("theta omega", "theta omega")
 
     @classmethod
-    def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
+    def message_spec(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
         """Return the model in both directions, prototypes with validity and a_t down, and prototypes with counts up."""
-        down, up = with_prototypes(model, *super().messages(model, config))
-        return down | {"mix/weight": ()}, up
+        broadcast_spec, upload_spec = with_prototypes(model, *super().message_spec(model, config))
+        return broadcast_spec | {"mix/weight": ()}, upload_spec
 
-    def local_work(self, stack: Stack) -> Tensors:
+    def local_update(self, stack: ClientStack) -> Tensors:
         """Train with the global prototypes, and upload the model and its own prototypes."""
-        self.train(stack, constants=prototype_table(stack) | {"mix": stack.received["mix/weight"]})
-        return self.sent(stack) | self.prototypes(stack)
+        self.train(stack, loss_inputs=prototype_table(stack) | {"mix": stack.received["mix/weight"]})
+        return self.make_upload(stack) | self.prototypes(stack)
 
-    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+    def loss(self, params: Tensors, batch: Batch, loss_inputs: Tensors) -> dict[str, Tensor]:
         """Return the mix of cross-entropy and contrast."""
-        features, mix = self.forward(params, batch), constants["mix"]
+        features, mix = self.forward(params, batch), loss_inputs["mix"]
         task = self.task_loss(features, batch)
-        each = prototype_contrast(features.z, batch.y, constants["means"], constants["valid"])
+        each = prototype_contrast(features.z, batch.y, loss_inputs["means"], loss_inputs["valid"])
         contrast = masked_mean(each, batch.mask)
         # At a mix of 1 this is exactly the cross-entropy, even if the contrast is not finite.
         loss = torch.where(mix < 1, mix * task + (1 - mix) * contrast, task)

@@ -9,7 +9,7 @@ from torch import Tensor
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.split_model import Features, SplitModel
-from contrafed.training.base import Batch, Client, LocalTraining, Shapes, Stack, Tensors
+from contrafed.training.base import Batch, Client, ClientStack, LocalTraining, Shapes, Tensors
 from contrafed.training.losses import masked_mean
 from contrafed.training.prototypes import prototype_table, with_prototypes
 
@@ -42,20 +42,20 @@ class FedProtoClient(Client):
     shared = ()
 
     @classmethod
-    def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
+    def message_spec(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
         """Return prototypes with validity down, and with counts up."""
-        return with_prototypes(model, *super().messages(model, config))
+        return with_prototypes(model, *super().message_spec(model, config))
 
-    def local_work(self, stack: Stack) -> Tensors:
+    def local_update(self, stack: ClientStack) -> Tensors:
         """Train with the global prototypes, and upload the trained model's own."""
-        self.train(stack, constants=prototype_table(stack))
+        self.train(stack, loss_inputs=prototype_table(stack))
         return self.prototypes(stack)
 
-    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+    def loss(self, params: Tensors, batch: Batch, loss_inputs: Tensors) -> dict[str, Tensor]:
         """Return the cross-entropy plus the weighted distance to the class's prototype."""
         features = self.forward(params, batch)
         task = self.task_loss(features, batch)
-        distance = (features.z - constants["means"][batch.y]).square().mean(-1) * constants["valid"][batch.y]
+        distance = (features.z - loss_inputs["means"][batch.y]).square().mean(-1) * loss_inputs["valid"][batch.y]
         distance = masked_mean(distance, batch.mask)
         return {"loss": task + self.config.prototype_weight * distance, "task": task, "distance": distance}
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
-from contrafed.training.base import Batch, Client, LocalTraining, Stack, Tensors
+from contrafed.training.base import Batch, Client, ClientStack, LocalTraining, Tensors
 from contrafed.training.losses import squared_distance
 
 
@@ -36,16 +36,16 @@ class FedProxClient(Client):
     )
 
     @classmethod
-    def solver(cls, config: Any) -> LocalTraining:
+    def upload_training(cls, config: Any) -> LocalTraining:
         """Return the training settings with the sum of both pulls towards W."""
         return replace(config.local, proximal_weight=config.local.proximal_weight + config.proximal_weight)
 
-    def local_work(self, stack: Stack) -> Tensors:
+    def local_update(self, stack: ClientStack) -> Tensors:
         """Train with the received model."""
-        self.train(stack, constants=self.parameters_of(stack.global_model))
-        return self.sent(stack)
+        self.train(stack, loss_inputs=self.parameters_of(stack.global_model))
+        return self.make_upload(stack)
 
-    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+    def loss(self, params: Tensors, batch: Batch, loss_inputs: Tensors) -> dict[str, Tensor]:
         """Return the cross-entropy plus the proximal term over every tensor of the model."""
         task = self.task_loss(self.forward(params, batch), batch)
-        return {"loss": task + self.config.proximal_weight / 2 * squared_distance(params, constants), "task": task}
+        return {"loss": task + self.config.proximal_weight / 2 * squared_distance(params, loss_inputs), "task": task}

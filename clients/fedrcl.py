@@ -11,7 +11,7 @@ from torch import Tensor
 from contrafed.core.errors import UserError
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
-from contrafed.training.base import Batch, Client, LocalTraining, Stack, Step, Tensors
+from contrafed.training.base import Batch, Client, ClientStack, LocalTraining, Step, Tensors
 from contrafed.training.losses import masked_mean, unit, without
 
 
@@ -64,13 +64,13 @@ class FedRCLClient(Client):
         url="https://arxiv.org/abs/2401.04928",
     )
 
-    def local_work(self, stack: Stack) -> Tensors:
+    def local_update(self, stack: ClientStack) -> Tensors:
         """Train, with a second view of every image if the contrast needs two."""
         two = self.config.views == 2 and self.config.contrast_weight > 0
-        self.train(stack, each_step=_second_view if two else None)
-        return self.sent(stack)
+        self.train(stack, before_step=_second_view if two else None)
+        return self.make_upload(stack)
 
-    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+    def loss(self, params: Tensors, batch: Batch, loss_inputs: Tensors) -> dict[str, Tensor]:
         """Return the cross-entropy plus the weighted contrast and penalty."""
         features = self.forward(params, batch, with_levels=self.config.contrast_weight > 0)
         task = self.task_loss(features, batch)
@@ -79,8 +79,8 @@ class FedRCLClient(Client):
             return {"loss": task, "task": task, "contrast": torch.zeros_like(task), "penalty": torch.zeros_like(task)}
         pairs = _hard if self.config.pairs == "hard" else _all
         y, mask, config = batch.y, batch.mask, self.config
-        if "view" in constants:
-            other = self.forward(params, batch._replace(x=constants["view"]), with_levels=True).select_levels(
+        if "view" in loss_inputs:
+            other = self.forward(params, batch._replace(x=loss_inputs["view"]), with_levels=True).select_levels(
                 self.config.levels
             )
             levels = tuple(torch.cat(both) for both in zip(levels, other, strict=True))

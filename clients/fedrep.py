@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from contrafed.clients.fedper import HEADS, FedPerClient
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
-from contrafed.training.base import Client, LocalTraining, Stack, Tensors
+from contrafed.training.base import Client, ClientStack, LocalTraining, Tensors
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,19 @@ class FedRepClient(FedPerClient):
         url="https://arxiv.org/abs/2102.07078",
     )
 
-    def local_work(self, stack: Stack) -> Tensors:
+    def local_update(self, stack: ClientStack) -> Tensors:
         """Run the head phase, then the body phase."""
         self.train_head(stack, "head batches")
-        self.train(stack, parts=self.parts)
-        return self.sent(stack)
+        self.train(stack, parts=self.shared_parts(self.config))
+        return self.make_upload(stack)
 
     head_loss = Client.loss  # the task's loss, also in a subclass with another body loss
 
-    def train_head(self, stack: Stack, purpose: str) -> None:
+    def train_head(self, stack: ClientStack, purpose: str) -> None:
         """Fit the head to the current body with the task's loss alone."""
-        self.train(stack, work=self._head_work, parts=HEADS[self.config.head], loss=self.head_loss, purpose=purpose)
+        self.train(stack, local_training=self._head_work, parts=HEADS[self.config.head], loss=self.head_loss, purpose=purpose)
 
-    def judged(self, stack: Stack) -> dict[str, Tensors]:
+    def eval_models(self, stack: ClientStack) -> dict[str, Tensors]:
         """Return the received body and the own head, and in the last evaluation also ``refit``.
 
         ``refit`` is a head fitted to that body, because the head of a rarely selected client has hardly trained.
@@ -60,6 +60,6 @@ class FedRepClient(FedPerClient):
     def _head_work(self) -> LocalTraining:
         return replace(self.config.local, epochs=self.config.head_epochs, iterations=None)
 
-    def work_of(self, examples: int) -> int:
+    def num_local_steps(self, examples: int) -> int:
         """Return the number of steps of both phases."""
-        return self._head_work.steps(examples) + super().work_of(examples)
+        return self._head_work.steps(examples) + super().num_local_steps(examples)

@@ -9,7 +9,7 @@ from torch import Tensor
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.tensors import add_prefix, select_prefix
-from contrafed.training.base import Batch, Client, LocalTraining, Stack, Tensors
+from contrafed.training.base import Batch, Client, ClientStack, LocalTraining, Tensors
 from contrafed.training.losses import cosine, masked_mean
 
 
@@ -39,20 +39,20 @@ class MoonClient(Client):
         url="https://arxiv.org/abs/2103.16257",
     )
 
-    def fresh_memory(self, received: Tensors) -> Tensors:
+    def init_client_state(self, received: Tensors) -> Tensors:
         """Return the received model as the previous local model."""
         return add_prefix("previous", select_prefix(received, "model"))
 
-    def local_work(self, stack: Stack) -> Tensors:
+    def local_update(self, stack: ClientStack) -> Tensors:
         """Train with the global and the previous local model, then keep the trained one."""
-        self.train(stack, frozen={"global": stack.global_model, "previous": select_prefix(stack.memory, "previous")})
-        stack.memory |= add_prefix("previous", stack.params)
-        return self.sent(stack)
+        self.train(stack, reference_models={"global": stack.global_model, "previous": select_prefix(stack.state, "previous")})
+        stack.state |= add_prefix("previous", stack.params)
+        return self.make_upload(stack)
 
-    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+    def loss(self, params: Tensors, batch: Batch, loss_inputs: Tensors) -> dict[str, Tensor]:
         """Return the cross-entropy plus the weighted model-contrastive term."""
         features = self.forward(params, batch)
         task = self.task_loss(features, batch)
-        pull, push = cosine(features.z, constants["global"]), cosine(features.z, constants["previous"])
+        pull, push = cosine(features.z, loss_inputs["global"]), cosine(features.z, loss_inputs["previous"])
         contrast = masked_mean(F.softplus((push - pull) / self.config.temperature), batch.mask)
         return {"loss": task + self.config.contrast_weight * contrast, "task": task, "contrast": contrast}

@@ -12,7 +12,7 @@ from contrafed.clients.fedrep import FedRepClient
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.split_model import SplitModel
-from contrafed.training.base import PARTS, Batch, Shapes, Stack, Tensors
+from contrafed.training.base import PARTS, Batch, ClientStack, Shapes, Tensors
 from contrafed.training.losses import cosine, masked_mean
 from contrafed.training.prototypes import prototype_table, with_prototypes
 
@@ -53,36 +53,36 @@ class MpFedconClient(FedRepClient):
     traffic = ("phi omega", "phi omega")
 
     @classmethod
-    def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
+    def message_spec(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
         """Return the base encoder in both directions, centres with validity down, and own centres with counts up."""
-        return with_prototypes(model, *super().messages(model, config))
+        return with_prototypes(model, *super().message_spec(model, config))
 
-    def local_work(self, stack: Stack) -> Tensors:
+    def local_update(self, stack: ClientStack) -> Tensors:
         """Run Algorithm 1: freeze the initial model (line 11), train head and body, compute centres (Equation 3)."""
         start = {n: v.clone() for n, v in stack.params.items()}
         self.train_head(stack, "head batches")
         if self.config.frozen_model == "body":
-            start |= {n: v.clone() for n, v in stack.params.items() if not self.travels(n)}  # the new head
+            start |= {n: v.clone() for n, v in stack.params.items() if not self.is_shared(n)}  # the new head
         contrast = self.config.contrast_weight > 0
         self.train(
             stack,
-            parts=self.parts if self.config.body_phase == "body" else PARTS,
+            parts=self.shared_parts(self.config) if self.config.body_phase == "body" else PARTS,
             loss=self.loss if contrast else self.head_loss,
-            frozen={"start": start} if contrast else {},
-            constants=prototype_table(stack),
+            reference_models={"start": start} if contrast else {},
+            loss_inputs=prototype_table(stack),
         )
-        return self.sent(stack) | self.prototypes(stack)
+        return self.make_upload(stack) | self.prototypes(stack)
 
-    def head_loss(self, params: Tensors, batch: Batch, constants: Any) -> dict[str, Tensor]:
+    def head_loss(self, params: Tensors, batch: Batch, loss_inputs: Any) -> dict[str, Tensor]:
         """Return the cross-entropy, which is also reported as the task's loss."""
         task = self.task_loss(self.forward(params, batch), batch)
         return {"loss": task, "task": task}
 
-    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+    def loss(self, params: Tensors, batch: Batch, loss_inputs: Tensors) -> dict[str, Tensor]:
         """Return the cross-entropy plus the weighted contrast, averaged over the whole batch."""
         features = self.forward(params, batch)
         task = self.task_loss(features, batch)
-        push, pull = cosine(features.z, constants["start"]), cosine(features.z, constants["means"][batch.y])
-        known = constants["valid"][batch.y] if self.config.invalid_centre == "mask" else torch.ones_like(batch.mask)
+        push, pull = cosine(features.z, loss_inputs["start"]), cosine(features.z, loss_inputs["means"][batch.y])
+        known = loss_inputs["valid"][batch.y] if self.config.invalid_centre == "mask" else torch.ones_like(batch.mask)
         contrast = masked_mean(F.softplus((push - pull) / self.config.temperature) * known, batch.mask)
         return {"loss": task + self.config.contrast_weight * contrast, "task": task, "contrast": contrast}

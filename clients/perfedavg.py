@@ -9,7 +9,7 @@ from torch.func import grad
 
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
-from contrafed.training.base import Batch, Client, LocalTraining, Stack, Tensors
+from contrafed.training.base import Batch, Client, ClientStack, LocalTraining, Tensors
 
 BATCHES = {"first_order": 2, "hessian_free": 3, "exact": 2}  # batches that a step takes in turn
 
@@ -47,16 +47,16 @@ class PerFedAvgClient(Client):
     own_model = True
 
     @classmethod
-    def solver(cls, config: Any) -> LocalTraining:
+    def upload_training(cls, config: Any) -> LocalTraining:
         """Return the training settings with the size of all of a step's batches together."""
         return replace(config.local, batch_size=BATCHES[config.gradient] * config.local.batch_size)
 
-    def local_work(self, stack: Stack) -> Tensors:
+    def local_update(self, stack: ClientStack) -> Tensors:
         """Train as FedAvg does, on these larger batches."""
-        self.train(stack, work=self.solver(self.config))
-        return self.sent(stack)
+        self.train(stack, local_training=self.upload_training(self.config))
+        return self.make_upload(stack)
 
-    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+    def loss(self, params: Tensors, batch: Batch, loss_inputs: Tensors) -> dict[str, Tensor]:
         """Return a loss whose gradient is the step's direction, and report f(w - a grad f(w; B); B')."""
         a, delta = self.config.inner_lr, self.config.difference
         support, query, *third = dealt(batch, BATCHES[self.config.gradient])
@@ -78,15 +78,15 @@ class PerFedAvgClient(Client):
     def _task(self, weights: Tensors, buffers: Tensors, batch: Batch) -> Tensor:
         return self.task_loss(self.forward(weights | buffers, batch), batch)
 
-    def judged(self, stack: Stack) -> dict[str, Tensors]:
+    def eval_models(self, stack: ClientStack) -> dict[str, Tensors]:
         """Return W after one step on the client's own data, by which it is evaluated."""
-        work = self.config.local.plain(self.config.inner_lr, iterations=1)
-        self.train(stack, work=work, loss=super().loss, purpose="adaptation batches")
+        local_training = self.config.local.plain(self.config.inner_lr, iterations=1)
+        self.train(stack, local_training=local_training, loss=super().loss, purpose="adaptation batches")
         return {"model": stack.params}
 
-    def work_of(self, examples: int) -> int:
+    def num_local_steps(self, examples: int) -> int:
         """Return the number of gradients of a round."""
-        return BATCHES[self.config.gradient] * self.solver(self.config).steps(examples)
+        return BATCHES[self.config.gradient] * self.upload_training(self.config).steps(examples)
 
 
 def dealt(batch: Batch, count: int) -> list[Batch]:

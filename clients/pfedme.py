@@ -9,7 +9,7 @@ from contrafed.core.errors import UserError
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.tensors import add_prefix, select_prefix
-from contrafed.training.base import Batch, Client, LocalTraining, Stack, Step, Tensors
+from contrafed.training.base import Batch, Client, ClientStack, LocalTraining, Step, Tensors
 from contrafed.training.losses import squared_distance
 
 
@@ -50,20 +50,20 @@ class PFedMeClient(Client):
     own_model = True
     plain_sgd = "its inner steps solve for theta at a rate of their own"
 
-    def fresh_memory(self, received: Tensors) -> Tensors:
+    def init_client_state(self, received: Tensors) -> Tensors:
         """Return theta = W."""
         return add_prefix("own", select_prefix(received, "model"))
 
-    def local_work(self, stack: Stack) -> Tensors:
+    def local_update(self, stack: ClientStack) -> Tensors:
         """Train theta and let w follow, upload w and keep theta."""
         both = stack.params | add_prefix("own", {name: w.clone() for name, w in stack.params.items()})
-        self.train(stack, params=both, parts=("own",), each_step=self._after_each_batch, repeat=self.config.inner_steps)
+        self.train(stack, params=both, parts=("own",), before_step=self._after_each_batch, repeat=self.config.inner_steps)
         self._follow(both)
-        stack.memory |= add_prefix("own", select_prefix(both, "own"))
-        return self.sent(stack)
+        stack.state |= add_prefix("own", select_prefix(both, "own"))
+        return self.make_upload(stack)
 
     def _after_each_batch(self, now: Step) -> Tensors:
-        """Let w follow before the next batch's first step. After the last batch ``local_work`` does it."""
+        """Let w follow before the next batch's first step. After the last batch ``local_update`` does it."""
         if now.number and now.number % self.config.inner_steps == 0:
             self._follow(now.stack.params)
         return {}
@@ -73,22 +73,22 @@ class PFedMeClient(Client):
         for name, theta in select_prefix(params, "own").items():
             params[name].lerp_(theta, self.config.outer_lr * self.config.pull_weight)
 
-    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+    def loss(self, params: Tensors, batch: Batch, loss_inputs: Tensors) -> dict[str, Tensor]:
         """Return f(theta) + lambda/2 |theta - w|^2."""
         theta = select_prefix(params, "own")
         task = self.task_loss(self.forward(theta, batch), batch)
         distance = squared_distance(theta, {name: params[name] for name in self.parameters_of(theta)})
         return {"loss": task + self.config.pull_weight / 2 * distance, "task": task}
 
-    def judged(self, stack: Stack) -> dict[str, Tensors]:
+    def eval_models(self, stack: ClientStack) -> dict[str, Tensors]:
         """Return theta after the client's last round, by which it is evaluated."""
-        return {"model": stack.remembered("own")}
+        return {"model": stack.get_state("own")}
 
     @classmethod
-    def solver(cls, config: Config) -> LocalTraining:
+    def upload_training(cls, config: Config) -> LocalTraining:
         """Return the training settings of theta, whose only pull is the one to w."""
         return replace(config.local, proximal_weight=0.0)
 
-    def work_of(self, examples: int) -> int:
+    def num_local_steps(self, examples: int) -> int:
         """Return the number of inner steps."""
-        return self.config.inner_steps * super().work_of(examples)
+        return self.config.inner_steps * super().num_local_steps(examples)

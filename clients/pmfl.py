@@ -11,7 +11,7 @@ from torch import Tensor
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.tensors import add_prefix, select_prefix
-from contrafed.training.base import Batch, Client, LocalTraining, Stack, Step, Tensors
+from contrafed.training.base import Batch, Client, ClientStack, LocalTraining, Step, Tensors
 from contrafed.training.client_stack import each_image
 from contrafed.training.losses import EPSILON, contrast, cosines, masked_mean
 
@@ -29,7 +29,7 @@ class Config:
     temperature: Annotated[float, Range(gt=0)]  # tau
     buffer_size: Annotated[int, Range(ge=0)]  # N
     buffer_scope: Literal["across", "within"]  # whether the buffer spans rounds
-    threshold: Literal["previous", "literal", "current", "node", "constant"]  # mu
+    threshold: Literal["previous", "literal", "current", "client", "constant"]  # mu
     threshold_value: Annotated[float, Range(ge=-1, le=1)]  # mu for threshold=constant
     buffer_start: Literal["received", "previous"]  # the model that a round's first step pushes
 
@@ -52,7 +52,7 @@ class PMFLClient(Client):
     - ``previous`` (default): z_k^{tE} is the representation under the client's last local model. In its first round mu is 1.
     - ``literal``: 1.
     - ``current``: cos(z, Z).
-    - ``node``: the mean of ``previous`` over the batch.
+    - ``client``: the mean of ``previous`` over the batch.
     - ``constant``: a number.
 
     A similarity within 1e-6 of the threshold reaches it.
@@ -73,7 +73,7 @@ class PMFLClient(Client):
     )
     upload = "delta"
 
-    def fresh_memory(self, received: Tensors) -> Tensors:
+    def init_client_state(self, received: Tensors) -> Tensors:
         """Return an empty ring of N models, the number of pushed iterates, a previous local model, and the rounds."""
         if not self.config.contrast_weight:
             return {}
@@ -83,30 +83,30 @@ class PMFLClient(Client):
 
     @property
     def _looks_at_previous(self) -> bool:
-        return self.config.threshold in ("previous", "node")
+        return self.config.threshold in ("previous", "client")
 
     @property
     def keeps_previous(self) -> bool:
         """Whether the client state includes the last local model."""
         return self._looks_at_previous or self.config.buffer_start == "previous"
 
-    def local_work(self, stack: Stack) -> Tensors:
+    def local_update(self, stack: ClientStack) -> Tensors:
         """Run Algorithm 1: E steps with the received, the previous and the buffered models. Upload Delta = w_end - W."""
         if not self.config.contrast_weight:
-            return super().local_work(stack)
+            return super().local_update(stack)
         if self.config.buffer_scope == "within":
-            stack.memory["pushed"].zero_()
+            stack.state["pushed"].zero_()
         if self.config.buffer_size:
-            previous = {"previous": select_prefix(stack.memory, "previous")} if self.keeps_previous else {}
+            previous = {"previous": select_prefix(stack.state, "previous")} if self.keeps_previous else {}
             frozen = {"received": stack.global_model} | previous
-            losses = self.train(stack, frozen=frozen, each_step=partial(self._build_pairs, History(self)))
+            losses = self.train(stack, reference_models=frozen, before_step=partial(self._build_pairs, History(self)))
         else:
             losses = self.train(stack)
-        stack.memory["pushed"] += torch.tensor(losses.steps, device=self.workspace.device)
-        stack.memory["rounds"] += 1
+        stack.state["pushed"] += torch.tensor(losses.steps, device=self.workspace.device)
+        stack.state["rounds"] += 1
         if self.keeps_previous:
-            stack.memory |= add_prefix("previous", stack.params)
-        return self.sent(stack)
+            stack.state |= add_prefix("previous", stack.params)
+        return self.make_upload(stack)
 
     def _build_pairs(self, history: "History", now: Step) -> Tensors:
         """Push the step's first iterate, and return what its batch is compared with.
@@ -116,32 +116,32 @@ class PMFLClient(Client):
             missing: Which of them do not exist (B, 1 + n).
             mu: The thresholds (B, b).
         """
-        anchor = now.frozen["received"]
+        anchor = now.reference_outputs["received"]
         iterates, missing = history.of(now)
         history.push(now)
         # The last are the previous model's, if mu needs it.
-        frozen = torch.stack([anchor, *iterates, now.frozen.get("previous", anchor)], dim=2)
+        frozen = torch.stack([anchor, *iterates, now.reference_outputs.get("previous", anchor)], dim=2)
         directions = F.normalize(frozen, dim=-1, eps=EPSILON)
         mu = torch.full_like(now.batch.mask, self.config.threshold_value if self.config.threshold == "constant" else 1.0)
         if self._looks_at_previous:
             since = (directions[:, :, -1] * directions[:, :, 0]).sum(-1)
-            if self.config.threshold == "node":
+            if self.config.threshold == "client":
                 mean = (since * now.batch.mask).sum(1, keepdim=True) / now.batch.mask.sum(1, keepdim=True)
                 since = mean.expand_as(since)
-            mu = torch.where(now.stack.memory["rounds"].unsqueeze(1) > 0, since, mu)
+            mu = torch.where(now.stack.state["rounds"].unsqueeze(1) > 0, since, mu)
         return {"directions": directions[:, :, :-1], "missing": missing, "mu": mu}
 
-    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+    def loss(self, params: Tensors, batch: Batch, loss_inputs: Tensors) -> dict[str, Tensor]:
         """Return the cross-entropy plus the weighted contrast, which is 0 without a buffer."""
         features = self.forward(params, batch)
         task = self.task_loss(features, batch)
-        if not constants:
+        if not loss_inputs:
             return {"loss": task}
-        similarity = cosines(features.z, constants["directions"])  # (b, 1 + n)
-        mu = similarity[:, 0] if self.config.threshold == "current" else constants["mu"]
+        similarity = cosines(features.z, loss_inputs["directions"])  # (b, 1 + n)
+        mu = similarity[:, 0] if self.config.threshold == "current" else loss_inputs["mu"]
         far = similarity < mu.unsqueeze(1) - TIE_TOLERANCE
         far = far & (torch.arange(far.shape[1], device=far.device) > 0)  # Z is always a positive
-        l_con = masked_mean(contrast(similarity / self.config.temperature, far, constants["missing"]), batch.mask)
+        l_con = masked_mean(contrast(similarity / self.config.temperature, far, loss_inputs["missing"]), batch.mask)
         return {"loss": task + self.config.contrast_weight * l_con, "task": task, "contrast": l_con}
 
 
@@ -163,29 +163,29 @@ class History:
             Representations (B, b, D), newest first, and a mask (B, 1 + n) of those that do not exist.
         """
         if now.number == 0:
-            self.pushed: list[int] = now.stack.memory["pushed"].tolist()  # this waits for an accelerator, once a round
+            self.pushed: list[int] = now.stack.state["pushed"].tolist()  # this waits for an accelerator, once a round
             self._look_back(now)
         count = len(now.stack)
         known = [z[:count] for z in self.known.pop(now.number, [])]
         if 1 <= now.number <= self.size:
-            known.insert(now.number - 1, now.frozen[self.start])  # what the round's first step pushed
+            known.insert(now.number - 1, now.reference_outputs[self.start])  # what the round's first step pushed
         known = known[: max(self.pushed[:count]) + now.number]
         ages = torch.arange(1 + len(known), device=now.batch.mask.device)
-        return known, ages > (now.stack.memory["pushed"] + now.number).unsqueeze(1)
+        return known, ages > (now.stack.state["pushed"] + now.number).unsqueeze(1)
 
     def push(self, now: Step) -> None:
         """Add the iterate that a step starts from. A round's first step adds the model of ``buffer_start``."""
         slot = self._slot(now, now.number)
         previous = now.number == 0 and self.start == "previous"
-        pushed = select_prefix(now.stack.memory, "previous") if previous else now.stack.params
-        for name, ring in select_prefix(now.stack.memory, "buffer").items():
+        pushed = select_prefix(now.stack.state, "previous") if previous else now.stack.params
+        for name, ring in select_prefix(now.stack.state, "buffer").items():
             ring[slot] = pushed[name]
         if now.number:  # the first is a frozen model
             self._ask(now, now.stack.params, range(now.number + 1, now.number + 1 + self.size), newest=True)
 
     def _look_back(self, now: Step) -> None:
         """Compute each earlier iterate's representations for the steps until it is replaced."""
-        ring = select_prefix(now.stack.memory, "buffer")
+        ring = select_prefix(now.stack.state, "buffer")
         for age in range(1, min(max(self.pushed), self.size) + 1):
             slot = self._slot(now, -age)
             self._ask(now, {n: v[slot] for n, v in ring.items()}, range(self.size - age + 1), newest=False)
@@ -196,7 +196,7 @@ class History:
         slots = {(pushed + shift) % self.size for pushed in self.pushed[:count]}
         if len(slots) == 1:
             return slice(None, count), slots.pop()
-        pushed = now.stack.memory["pushed"]
+        pushed = now.stack.state["pushed"]
         return torch.arange(count, device=pushed.device), (pushed + shift) % self.size
 
     def _ask(self, now: Step, model: Tensors, steps: range, newest: bool) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from contrafed.core.paper import Paper
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import add_prefix, select_prefix
-from contrafed.training.base import Batch, Client, Config, Shapes, Stack, Tensors, per_node
+from contrafed.training.base import Batch, Client, ClientStack, Config, Shapes, Tensors, per_client
 
 __all__ = ["Config", "ScaffoldClient"]
 
@@ -37,35 +37,35 @@ class ScaffoldClient(Client):
     plain_sgd = "what it divides by the learning rates is the mean gradient of plain SGD alone"
 
     @classmethod
-    def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
+    def message_spec(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
         """Return W and c down, and the changes of the model and of c_k up."""
-        down, up = super().messages(model, config)
+        broadcast_spec, upload_spec = super().message_spec(model, config)
         weights = {f"model/{name}" for name in model.tensors().keys() - model.buffer_names}  # c corrects gradients
-        control = {name.replace("model/", "control/", 1): shape for name, shape in down.items() if name in weights}
-        return down | control, up | control
+        control = {name.replace("model/", "control/", 1): shape for name, shape in broadcast_spec.items() if name in weights}
+        return broadcast_spec | control, upload_spec | control
 
-    def fresh_memory(self, received: Tensors) -> Tensors:
+    def init_client_state(self, received: Tensors) -> Tensors:
         """Return c_k = 0."""
         return {
             f"control/{name}": torch.zeros_like(value)
             for name, value in self.parameters_of(select_prefix(received, "model")).items()
         }
 
-    def local_work(self, stack: Stack) -> Tensors:
+    def local_update(self, stack: ClientStack) -> Tensors:
         """Train with the correction c - c_k, update c_k, and upload both changes."""
-        own, c = stack.remembered("control"), select_prefix(stack.received, "control")
-        self.train(stack, constants={name: c[name] - value for name, value in own.items()})
-        sent = self.sent(stack)
+        own, c = stack.get_state("control"), select_prefix(stack.received, "control")
+        self.train(stack, loss_inputs={name: c[name] - value for name, value in own.items()})
+        sent = self.make_upload(stack)
         rates = [self.config.local.total_rate(stack.server_round, size) for size in stack.sizes]
         for name, value in c.items():
-            total = per_node(value.new_tensor(rates), value)
+            total = per_client(value.new_tensor(rates), value)
             change = -value - sent[f"delta/{name}"] / total
             sent[f"control/{name}"] = torch.where(total > 0, change, 0.0)
-        stack.memory |= add_prefix("control", {name: own[name] + sent[f"control/{name}"] for name in own})
+        stack.state |= add_prefix("control", {name: own[name] + sent[f"control/{name}"] for name in own})
         return sent
 
-    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+    def loss(self, params: Tensors, batch: Batch, loss_inputs: Tensors) -> dict[str, Tensor]:
         """Return the cross-entropy plus <c - c_k, w>, whose gradient is the correction."""
         task = self.task_loss(self.forward(params, batch), batch)
-        drift = torch.stack([(params[name] * value).sum() for name, value in constants.items()]).sum()
+        drift = torch.stack([(params[name] * value).sum() for name, value in loss_inputs.items()]).sum()
         return {"loss": task + drift, "task": task}

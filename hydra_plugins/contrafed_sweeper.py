@@ -219,7 +219,7 @@ class ContrafedSweeper(Sweeper):
         from contrafed.data.fingerprint import fingerprint_run
         from contrafed.data.images import load_images
 
-        dataset, files = each.run.node.dataset, (each.run.node.partition, each.run.participation)
+        dataset, files = each.run.client.dataset, (each.run.client.partition, each.run.participation)
         before = summary.get("data_fingerprint")
         if before is None or not any(getattr(choice.config, "path", None) for choice in (dataset, *files)):
             return
@@ -332,7 +332,7 @@ def _is_resumable(run: "Run") -> bool:
 
 def _kind_of(run: "Run") -> tuple[str, str]:
     """Return method and data set, by which the times of rounds are compared."""
-    return run.node.strategy.name, run.node.dataset.name
+    return run.client.strategy.name, run.client.dataset.name
 
 
 def load_data(runs: list["Run"]) -> None:
@@ -340,7 +340,9 @@ def load_data(runs: list["Run"]) -> None:
     from contrafed.data.images import load_images
 
     if len(runs) > 1:
-        for dataset in {repr((run.node.dataset.name, run.node.dataset.config)): run.node.dataset for run in runs}.values():
+        for dataset in {
+            repr((run.client.dataset.name, run.client.dataset.config)): run.client.dataset for run in runs
+        }.values():
             load_images(dataset)
 
 

@@ -38,14 +38,14 @@ class FedAdam(FedAvg):
         where="ICLR 2021",
         url="https://arxiv.org/abs/2003.00295",
     )
-    averages = True
+    linear_in_updates = True
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Update both moments and step along their ratio."""
         config, mean = self.config, self.mean(model, replies)
         first, second = self.state.setdefault("first", {}), self.state.setdefault("second", {})
         out: Tensors = {}
-        for name in self.travelling:
+        for name in self.shared_names:
             update = mean[name] - model[name].double()
             first[name] = config.beta1 * first.get(name, 0) + (1 - config.beta1) * update
             start = torch.full_like(update, config.epsilon**2)

@@ -33,7 +33,7 @@ class FedAGM(FedAvg):
         where="CVPR 2024",
         url="https://arxiv.org/abs/2201.03172",
     )
-    averages = True
+    linear_in_updates = True
 
     def broadcast(self, model: Tensors) -> Tensors:
         """Return the look-ahead model."""
@@ -47,10 +47,10 @@ class FedAGM(FedAvg):
         """Return the mean, and add its difference from the look-ahead model to the momentum."""
         ahead, mean, rho = self._ahead(model), self.mean(model, replies), self.config.server_momentum
         momentum = self.state.setdefault("momentum", {})
-        for name in self.travelling:
+        for name in self.shared_names:
             momentum[name] = rho * momentum.get(name, 0) + mean[name] - ahead[name]
         return mean
 
     def _ahead(self, model: Tensors) -> Tensors:
         momentum, rho = self.state.get("momentum", {}), self.config.server_momentum
-        return {name: model[name].double() + rho * momentum.get(name, 0) for name in self.travelling}
+        return {name: model[name].double() + rho * momentum.get(name, 0) for name in self.shared_names}

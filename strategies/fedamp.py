@@ -38,24 +38,24 @@ class FedAMP(FederatedStrategy):
     has_global_model = False  # the server's model stays the initial one
 
     @classmethod
-    def single_replies(cls, config: Any) -> str:
+    def needs_individual_updates(cls, config: Any) -> str:
         """Return why single updates are needed: each client has its own mixture."""
-        return "mixes single models for every node"
+        return "mixes single models for every client"
 
     def setup(self) -> None:
         """Start without any known model."""
         self.state |= {"known": {}, "spread": 0.0}
         self.own_weights: dict[int, float] = {}  # xi_kk of this round's participants
 
-    def download(self, model: Tensors, node: int, judging: bool) -> Tensors | None:
+    def per_client_broadcast(self, model: Tensors, client: int, evaluating: bool) -> Tensors | None:
         """Return u_k for a client that trains."""
-        if judging and not self.post_train:
+        if evaluating and not self.after_training:
             return None
         known: dict[int, Tensors] = self.state["known"]
-        own, others = known.get(node, model), [known[other] for other in sorted(known) if other != node]
+        own, others = known.get(client, model), [known[other] for other in sorted(known) if other != client]
         weights = self.weights(own, others)
-        self.own_weights[node] = 1 - sum(weights)
-        mixed = combine([own, *others], [self.own_weights[node], *weights])
+        self.own_weights[client] = 1 - sum(weights)
+        mixed = combine([own, *others], [self.own_weights[client], *weights])
         return add_prefix("model", {name: value.to(own[name].dtype) for name, value in mixed.items()})
 
     def weights(self, own: Tensors, others: Sequence[Tensors]) -> list[float]:
@@ -70,11 +70,11 @@ class FedAMP(FederatedStrategy):
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Store each client's upload, and the mean distance of the known models."""
-        own_weights = [self.own_weights[node] for node in replies.nodes.tolist()]
-        self.round.node_metrics["own_weight"] = (replies.nodes, np.array(own_weights))
-        for node, sent in zip(replies.nodes.tolist(), replies.models(), strict=True):
+        own_weights = [self.own_weights[client] for client in replies.clients.tolist()]
+        self.round.client_metrics["own_weight"] = (replies.clients, np.array(own_weights))
+        for client, sent in zip(replies.clients.tolist(), replies.models(), strict=True):
             # Copy, since a reply may be a view of a buffer of many replies.
-            self.state["known"][node] = {name: value.clone() for name, value in sent.items()}
+            self.state["known"][client] = {name: value.clone() for name, value in sent.items()}
         self.state["spread"] = spread(list(self.state["known"].values()))
         return model
 

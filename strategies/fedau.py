@@ -38,21 +38,21 @@ class FedAU(FedAvg):
         where="ICLR 2024",
         url="https://arxiv.org/abs/2306.03401",
     )
-    idle = True
+    aggregates_empty_rounds = True
 
     def setup(self) -> None:
         """Start every client's interval."""
-        self.intervals = Intervals(self.population.num_nodes, self.config.cutoff, True, self.state)
+        self.intervals = Intervals(self.population.num_clients, self.config.cutoff, True, self.state)
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Advance every client's interval, and return the weighted step."""
-        weights = self.intervals.tick(replies.nodes) * self.shares(replies)
-        self.round.node_metrics["weight"] = (replies.nodes, weights)
+        weights = self.intervals.tick(replies.clients) * self.sample_weights(replies)
+        self.round.client_metrics["weight"] = (replies.clients, weights)
         if not len(replies):
             return model
         step = replies.weighted_sum("delta", weights * self.config.server_lr / self.population.num_holders)
         return {name: model[name] + change for name, change in step.items()}
 
-    def node_weights(self) -> np.ndarray:
+    def client_weights(self) -> np.ndarray:
         """Return omega_k of every client."""
         return self.intervals.weights * self.shares_of(self.population.sizes)

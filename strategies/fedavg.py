@@ -25,7 +25,7 @@ class Config:
     """Hyper-parameters of the strategy, each with the paper's symbol."""
 
     server_lr: Annotated[float, Range(gt=0)]  # eta_g
-    weights: Literal["samples", "uniform", "all_nodes", "known_probability"]
+    weights: Literal["samples", "uniform", "all_clients", "known_probability"]
 
 
 class FedAvg(FederatedStrategy):
@@ -35,16 +35,16 @@ class FedAvg(FederatedStrategy):
 
     Source: McMahan et al. 2017, Algorithm 1. Two further settings are from the comparisons of Wang and Ji 2024 (FedAU).
 
-    - ``weights=all_nodes``: W += (eta_g / K) sum_k Delta_k for K clients in all. An absent client counts as one that did not
+    - ``weights=all_clients``: W += (eta_g / K) sum_k Delta_k for K clients in all. An absent client counts as one that did not
       move.
     - ``weights=known_probability``: W += (eta_g / K) sum_k Delta_k / p_k. p_k is client k's long-term share of rounds.
     """
 
-    averages = True
-    fixed_weights = ("all_nodes", "known_probability")
+    linear_in_updates = True
+    fixed_weights = ("all_clients", "known_probability")
 
     @classmethod
-    def check(cls, config: Any, node: Choice, participation: Choice) -> None:
+    def check(cls, config: Any, client: Choice, participation: Choice) -> None:
         """Raise ``UserError`` if the weights need the p_k and the participation pattern does not know them."""
         if config.weights == "known_probability" and not registry.only_subclass(participation.module, Participation).is_known():
             raise UserError(
@@ -52,7 +52,7 @@ class FedAvg(FederatedStrategy):
             )
 
     @classmethod
-    def single_replies(cls, config: Any) -> str:
+    def needs_individual_updates(cls, config: Any) -> str:
         """Return an empty reason: the strategy, like most that extend it, needs sums alone."""
         return ""
 
@@ -66,14 +66,14 @@ class FedAvg(FederatedStrategy):
         if self.config.weights == "known_probability":
             probabilities = self.participation.probability()
             assert probabilities is not None  # by check
-            weights /= probabilities[replies.nodes]
-        self.round.node_metrics["weight"] = (replies.nodes, weights)
+            weights /= probabilities[replies.clients]
+        self.round.client_metrics["weight"] = (replies.clients, weights)
         return {name: model[name] + step for name, step in replies.weighted_sum("delta", weights).items()}
 
     def fixed_weight(self) -> float:
         """Return each reply's weight under one of ``fixed_weights``, for clients with equal probabilities."""
         weight = float(self.config.server_lr / self.population.num_holders)
-        if self.config.weights == "all_nodes":
+        if self.config.weights == "all_clients":
             return weight
         probabilities = self.participation.probability()
         assert probabilities is not None  # by check
@@ -86,7 +86,7 @@ class FedAvg(FederatedStrategy):
         samples = self.config.weights == "samples"
         return replies.mean("model", replies.num_examples if samples else np.ones(len(replies)))
 
-    def shares(self, replies: Replies) -> np.ndarray:
+    def sample_weights(self, replies: Replies) -> np.ndarray:
         """Return each participant's weight in the objective (m,), relative to the mean over all K clients."""
         return self.shares_of(replies.num_examples)
 

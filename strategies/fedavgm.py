@@ -32,12 +32,12 @@ class FedAvgM(FedAvg):
         where="arXiv, 2019",
         url="https://arxiv.org/abs/1909.06335",
     )
-    averages = True
+    linear_in_updates = True
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Add the mean update to the momentum and the momentum to the model."""
         mean, momentum = self.mean(model, replies), self.state.setdefault("momentum", {})
-        for name in self.travelling:
+        for name in self.shared_names:
             update = mean[name] - model[name].double()
             momentum[name] = self.config.server_momentum * momentum.get(name, 0) + update
-        return {name: model[name].double() + self.config.server_lr * momentum[name] for name in self.travelling}
+        return {name: model[name].double() + self.config.server_lr * momentum[name] for name in self.shared_names}

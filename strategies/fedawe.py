@@ -45,32 +45,32 @@ class FedAWE(FedAvg):
 
     def setup(self) -> None:
         """Start without participations, so that all clients continue from the initial model."""
-        self.state["active"] = np.zeros(self.population.num_nodes, dtype=np.int64)  # tau_k
+        self.state["active"] = np.zeros(self.population.num_clients, dtype=np.int64)  # tau_k
         self.state["models"] = {}  # by round: the W after it
 
-    def download(self, model: Tensors, node: int, judging: bool) -> Tensors | None:
+    def per_client_broadcast(self, model: Tensors, client: int, evaluating: bool) -> Tensors | None:
         """Return x_k for training.
 
         None for a client whose x_k is W, which all clients receive, and for a client that never trains.
         """
         active = self.state["active"]
-        if (judging and not self.post_train) or active[node] == active.max() or not self.population.sizes[node]:
+        if (evaluating and not self.after_training) or active[client] == active.max() or not self.population.sizes[client]:
             return None
-        return add_prefix("model", self.state["models"][int(active[node])])
+        return add_prefix("model", self.state["models"][int(active[client])])
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Return the mean of the participants' lengthened steps."""
         models, active, now = self.state["models"], self.state["active"], self.round.server_round
-        travelling = {name: model[name] for name in self.travelling}
-        models.setdefault(0, travelling)
-        away, shares = now - active[replies.nodes], self.shares(replies)  # t - tau_k
-        self.round.node_metrics["weight"] = (replies.nodes, away.astype(np.float64))
+        shared = {name: model[name] for name in self.shared_names}
+        models.setdefault(0, shared)
+        away, shares = now - active[replies.clients], self.sample_weights(replies)  # t - tau_k
+        self.round.client_metrics["weight"] = (replies.clients, away.astype(np.float64))
         weights = shares / shares.sum()
-        begun = [reply.begun(travelling) for reply in replies]  # x_k
-        steps, lengths = replies.terms("delta", weights * self.config.server_lr * away)
+        begun = [reply.start_model(shared) for reply in replies]  # x_k
+        steps, lengths = replies.weighted_terms("delta", weights * self.config.server_lr * away)
         mean = combine(begun + steps, weights.tolist() + lengths)
         models[now] = {name: value.to(model[name].dtype) for name, value in mean.items()}
-        active[replies.nodes] = now
+        active[replies.clients] = now
         needed = set(active[self.population.sizes > 0].tolist())
         self.state["models"] = {when: kept for when, kept in models.items() if when in needed}
         return mean

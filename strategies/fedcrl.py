@@ -23,16 +23,16 @@ class FedCRL(FederatedStrategy):
     Deviation: a class without a holder in this round keeps its prototype.
     """
 
-    averages = True
+    linear_in_updates = True
 
     @classmethod
-    def single_replies(cls, config: Any) -> str:
+    def needs_individual_updates(cls, config: Any) -> str:
         """Return an empty reason: bodies and prototypes are summed."""
         return ""
 
     def setup(self) -> None:
         """Start with an empty table of prototypes."""
-        self.prototypes = Prototypes(self.state, self.down)
+        self.prototypes = Prototypes(self.state, self.broadcast_spec)
 
     def broadcast(self, model: Tensors) -> Tensors:
         """Return phi and Omega."""

@@ -29,7 +29,7 @@ class FedDyn(FederatedStrategy):
     """
 
     @classmethod
-    def single_replies(cls, config: Any) -> str:
+    def needs_individual_updates(cls, config: Any) -> str:
         """Return why single updates are needed: h and W are two sums of them."""
         return "takes two sums of the same updates"
 

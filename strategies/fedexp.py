@@ -39,13 +39,13 @@ class FedExP(FedAvg):
     )
 
     @classmethod
-    def single_replies(cls, config: Any) -> str:
+    def needs_individual_updates(cls, config: Any) -> str:
         """Return why single updates are needed: the step's length depends on their distances."""
         return "measures how far single updates are apart"
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Step along the mean update, with a larger rate for larger differences, and keep the previous model."""
-        shares, deltas = self.shares(replies), replies.deltas()
+        shares, deltas = self.sample_weights(replies), replies.deltas()
         weights = (shares / shares.sum()).tolist()
         mean = combine(deltas, weights)
         spread = sum(weight * square(delta) for weight, delta in zip(weights, deltas, strict=True))
@@ -55,14 +55,14 @@ class FedExP(FedAvg):
         self.state["last"] = {name: model[name] for name in mean}
         return {name: model[name] + rate * step for name, step in mean.items()}
 
-    def judged(self, model: Tensors) -> Tensors:
+    def eval_model(self, model: Tensors) -> Tensors:
         """Return the mean of the last two models, where steps that are too long in one direction cancel out."""
         last = self.state.get("last", {})
         return model | {name: (model[name] + value.to(model[name])) / 2 for name, value in last.items()}
 
     def broadcast_for_evaluation(self, model: Tensors) -> Tensors:
         """Return the model that is evaluated."""
-        return self.broadcast(self.judged(model))
+        return self.broadcast(self.eval_model(model))
 
 
 def square(tensors: Tensors) -> float:

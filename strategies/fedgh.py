@@ -29,7 +29,7 @@ class FedGH(FederatedStrategy):
     """
 
     @classmethod
-    def single_replies(cls, config: Any) -> str:
+    def needs_individual_updates(cls, config: Any) -> str:
         """Return why single updates are needed: the head learns from each client's prototypes."""
         return "trains the head on single prototypes"
 
@@ -39,7 +39,7 @@ class FedGH(FederatedStrategy):
         if not any(bool(held.any()) for _, held in pairs):
             return model
         z, y = torch.cat([means[held] for means, held in pairs]), torch.cat([held.nonzero().flatten() for _, held in pairs])
-        head = {name: model[name].double() for name in self.travelling}
+        head = {name: model[name].double() for name in self.shared_names}
         for rows in torch.arange(len(y), device=y.device).split(self.config.server_batch):
             leaves = {name: value.detach().requires_grad_() for name, value in head.items()}
             logits = F.linear(z[rows], leaves["classifier.weight"], leaves.get("classifier.bias"))

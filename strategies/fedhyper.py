@@ -32,8 +32,8 @@ class FedHyper(FedAvg):
     it is 1.
     """
 
-    averages = True
-    idle = True
+    linear_in_updates = True
+    aggregates_empty_rounds = True
 
     def setup(self) -> None:
         """Start at alpha = 1."""
@@ -42,7 +42,7 @@ class FedHyper(FedAvg):
     def broadcast(self, model: Tensors) -> Tensors:
         """Return the model, and alpha for clients that ask for it."""
         known = {"rate/factor": torch.tensor(self.state["alpha"])}
-        return super().broadcast(model) | {name: value for name, value in known.items() if name in self.down}
+        return super().broadcast(model) | {name: value for name, value in known.items() if name in self.broadcast_spec}
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Adapt alpha and step along the mean update."""

@@ -36,16 +36,20 @@ class FedNova(FedAvg):
     )
 
     @classmethod
-    def check(cls, config: Any, node: Choice, participation: Choice) -> None:
+    def check(cls, config: Any, client: Choice, participation: Choice) -> None:
         """Raise ``UserError`` unless the optimizer is SGD without state between rounds, because Adam has no such length."""
-        local = node.config.local
+        local = client.config.local
         if local.optimizer != "sgd" or (local.momentum and local.keep_optimizer):
             wanted = "strategy.local.optimizer=sgd and strategy.local.keep_optimizer=false"
             raise UserError(f"strategy.server=fednova divides by the length of SGD's steps; set {wanted}")
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Return the step: the mean update per step, times the mean number of steps."""
-        shares, now, local = self.shares(replies), self.round.server_round, self.client_class.solver(self.node_config)
+        shares, now, local = (
+            self.sample_weights(replies),
+            self.round.server_round,
+            self.client_class.upload_training(self.client_config),
+        )
         lengths = np.array([path_length(local, now, int(examples)) for examples in replies.num_examples])  # a_k
         effective = np.array([local.steps(int(n)) for n in replies.num_examples]) if local.proximal_weight else lengths
         total = shares @ effective / shares.sum()
@@ -54,14 +58,14 @@ class FedNova(FedAvg):
         return {name: model[name] + step for name, step in replies.weighted_sum("delta", weights).items()}
 
 
-def path_length(work: LocalTraining, server_round: int, examples: int) -> float:
+def path_length(local_training: LocalTraining, server_round: int, examples: int) -> float:
     """Return the distance that SGD moves in a round on a constant gradient of 1.
 
     Returns:
         The distance in units of the first learning rate, and 0 without steps.
     """
-    moved, speed, first, each = 0.0, 0.0, work.rate(server_round), work.steps_per_pass(examples)
-    for step in range(work.steps(examples)):
-        speed = work.momentum * speed + 1 - work.proximal_weight * first * moved
-        moved += work.rate(server_round, step // each) / first * speed
+    moved, speed, first, each = 0.0, 0.0, local_training.rate(server_round), local_training.steps_per_pass(examples)
+    for step in range(local_training.steps(examples)):
+        speed = local_training.momentum * speed + 1 - local_training.proximal_weight * first * moved
+        moved += local_training.rate(server_round, step // each) / first * speed
     return moved

@@ -34,35 +34,35 @@ class FedPAC(FederatedStrategy):
     """
 
     @classmethod
-    def single_replies(cls, config: Any) -> str:
+    def needs_individual_updates(cls, config: Any) -> str:
         """Return why single updates are needed: each client has its own mixture."""
-        return "mixes single heads for every node"
+        return "mixes single heads for every client"
 
     def setup(self) -> None:
         """Start with an empty table and no mixed heads."""
-        self.prototypes = Prototypes(self.state, self.down)
+        self.prototypes = Prototypes(self.state, self.broadcast_spec)
         self.state["heads"] = {}
 
     def broadcast(self, model: Tensors) -> Tensors:
         """Return body, prototypes, and a head that is marked invalid."""
-        nothing = {n: torch.zeros(s) for n, s in self.down.items() if n.startswith("head/")}
+        nothing = {n: torch.zeros(s) for n, s in self.broadcast_spec.items() if n.startswith("head/")}
         return super().broadcast(model) | self.prototypes.broadcast() | nothing
 
-    def download(self, model: Tensors, node: int, judging: bool) -> Tensors | None:
+    def per_client_broadcast(self, model: Tensors, client: int, evaluating: bool) -> Tensors | None:
         """Return the client's mixed head, if there is one."""
-        head = self.state["heads"].get(node)
+        head = self.state["heads"].get(client)
         return None if head is None else add_prefix("head", head) | {"head/valid": torch.ones(())}
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Average bodies and prototypes, and mix a head for every participant."""
         self.prototypes.merge(replies, "class_count")
         heads, shares = replies.get_tensors("head"), self.mixtures(replies)
-        for node, share in zip(replies.nodes.tolist(), shares, strict=True):
+        for client, share in zip(replies.clients.tolist(), shares, strict=True):
             if share is None:
-                self.state["heads"].pop(node, None)  # the client's own head
+                self.state["heads"].pop(client, None)  # the client's own head
             else:
                 mixed = combine(heads, share.tolist())
-                self.state["heads"][node] = {n: v.to(heads[0][n].dtype) for n, v in mixed.items()}
+                self.state["heads"][client] = {n: v.to(heads[0][n].dtype) for n, v in mixed.items()}
         self.round.metrics["own_head"] = float(sum(share is None for share in shares))
         return model | replies.mean("model", replies.num_examples)
 

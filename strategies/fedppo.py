@@ -51,19 +51,19 @@ class FedPPO(FedAvg):
     and the initial training round of all clients.
     """
 
-    averages = True
-    idle = True
+    linear_in_updates = True
+    aggregates_empty_rounds = True
 
     @classmethod
-    def single_replies(cls, config: Any) -> str:
+    def needs_individual_updates(cls, config: Any) -> str:
         """Return why single updates are needed: the agent is rewarded for each client."""
-        return "rewards its agent for single nodes"
+        return "rewards its agent for single clients"
 
     def setup(self) -> None:
         """Start with an agent that draws uniformly."""
-        nodes = self.population.num_nodes
-        self.state["agent"], self.state["adam"] = fresh_agent(nodes, self.seed), {}
-        self.state["accuracy"], self.state["loss"] = np.zeros(nodes), np.zeros(nodes)
+        clients = self.population.num_clients
+        self.state["agent"], self.state["adam"] = fresh_agent(clients, self.seed), {}
+        self.state["accuracy"], self.state["loss"] = np.zeros(clients), np.zeros(clients)
         self.state["global_accuracy"], self.state["rollout"] = 0.0, []
         self.drawn: dict[str, Any] = {}  # this round's draw
 
@@ -76,7 +76,7 @@ class FedPPO(FedAvg):
     def select(self, server_round: int) -> np.ndarray:
         """Select among the available clients or all with data, and return the available ones of them."""
         available = super().select(server_round)
-        allowed = np.zeros(self.population.num_nodes, dtype=bool)
+        allowed = np.zeros(self.population.num_clients, dtype=bool)
         allowed[available if self.config.choose_from == "available" else np.flatnonzero(self.population.sizes)] = True
         if not allowed.any():
             return available
@@ -103,16 +103,16 @@ class FedPPO(FedAvg):
 
     def _reward(self, replies: Replies) -> None:
         """Store the draw, the rewards of the clients that replied, and their reports."""
-        nodes, state = replies.nodes, self.state
+        clients, state = replies.clients, self.state
         accuracy = np.array([float(reply.tensors["report/accuracy"]) for reply in replies])
         received = np.array([float(reply.tensors["report/received_accuracy"]) for reply in replies])
-        before = state["loss"][nodes]
+        before = state["loss"][clients]
         loss = np.array([reply.metrics.get("loss", last) for reply, last in zip(replies, before, strict=True)])
         state["global_accuracy"] = float(np.average(received, weights=replies.num_examples))
         rewards = rewards_of(accuracy, state["global_accuracy"], before, loss)
-        self.round.node_metrics["reward"] = (nodes, rewards)
-        state["accuracy"][nodes], state["loss"][nodes] = accuracy, loss
-        places = [self.drawn["chosen"].tolist().index(node) for node in nodes.tolist()]
+        self.round.client_metrics["reward"] = (clients, rewards)
+        state["accuracy"][clients], state["loss"][clients] = accuracy, loss
+        places = [self.drawn["chosen"].tolist().index(client) for client in clients.tolist()]
         answered = {"rewarded": torch.tensor(places), "rewards": torch.from_numpy(rewards).float()}
         state["rollout"] = [*state["rollout"], self.drawn | answered]
 

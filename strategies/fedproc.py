@@ -22,17 +22,17 @@ class FedProc(FedAvg):
     if some are absent. A class without a holder in this round keeps its prototype.
     """
 
-    averages = True
+    linear_in_updates = True
 
     def setup(self) -> None:
         """Start with an empty table of prototypes."""
-        self.prototypes = Prototypes(self.state, self.down)
+        self.prototypes = Prototypes(self.state, self.broadcast_spec)
 
     def broadcast(self, model: Tensors) -> Tensors:
         """Return the model, the prototypes and a_t."""
         known = bool(self.state["valid"].any())
         # Clients that train before their evaluation run the next round's local training.
-        done = self.round.server_round if self.round.judging else self.round.server_round - 1
+        done = self.round.server_round if self.round.evaluating else self.round.server_round - 1
         mix = done / self.num_rounds if known else 1.0
         return super().broadcast(model) | self.prototypes.broadcast() | {"mix/weight": torch.tensor(mix)}
 

@@ -38,9 +38,9 @@ class FedVARP(FedAvg):
     )
 
     @classmethod
-    def single_replies(cls, config: Any) -> str:
+    def needs_individual_updates(cls, config: Any) -> str:
         """Return why single updates are needed: the table has every client's own update."""
-        return "keeps every node's last update"
+        return "keeps every client's last update"
 
     def setup(self) -> None:
         """Start with an empty table of updates."""
@@ -49,7 +49,7 @@ class FedVARP(FedAvg):
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Return the corrected step, and store the participants' updates."""
         before, changes = self.table.mean, list[Tensors]()
-        for node, delta, share in zip(replies.nodes.tolist(), replies.deltas(), self.shares(replies), strict=True):
-            changes.append(self.table.replace(node, {name: value * share for name, value in delta.items()}))
+        for client, delta, share in zip(replies.clients.tolist(), replies.deltas(), self.sample_weights(replies), strict=True):
+            changes.append(self.table.replace(client, {name: value * share for name, value in delta.items()}))
         change = combine(changes, np.full(len(changes), 1 / len(changes)).tolist())
         return {n: model[n] + self.config.server_lr * (value + before.get(n, 0)) for n, value in change.items()}

@@ -35,12 +35,12 @@ class MIFA(FedAvg):
         where="NeurIPS 2021",
         url="https://arxiv.org/abs/2106.04159",
     )
-    idle = True
+    aggregates_empty_rounds = True
 
     @classmethod
-    def single_replies(cls, config: Any) -> str:
+    def needs_individual_updates(cls, config: Any) -> str:
         """Return why single updates are needed: the table has every client's own update."""
-        return "keeps every node's last update"
+        return "keeps every client's last update"
 
     def setup(self) -> None:
         """Start with an empty table of updates."""
@@ -49,7 +49,7 @@ class MIFA(FedAvg):
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Store the participants' updates, and step along the mean of all."""
         rate = self.rate(self.round.server_round)
-        for node, delta, share in zip(replies.nodes.tolist(), replies.deltas(), self.shares(replies), strict=True):
-            self.table.replace(node, {name: value * (share / rate) for name, value in delta.items()})
+        for client, delta, share in zip(replies.clients.tolist(), replies.deltas(), self.sample_weights(replies), strict=True):
+            self.table.replace(client, {name: value * (share / rate) for name, value in delta.items()})
         step = self.config.server_lr * rate
         return {name: model[name] + step * mean for name, mean in self.table.mean.items()}

@@ -32,16 +32,16 @@ class MpFedcon(FederatedStrategy):
     Deviation: a class without a holder in this round keeps its centre.
     """
 
-    averages = True
+    linear_in_updates = True
 
     @classmethod
-    def single_replies(cls, config: Any) -> str:
+    def needs_individual_updates(cls, config: Any) -> str:
         """Return why single updates are needed: a bank stores them. Otherwise encoders and centres are summed."""
-        return "keeps every node's latest centres" if config.centre_memory == "bank" else ""
+        return "keeps every client's latest centres" if config.centre_memory == "bank" else ""
 
     def setup(self) -> None:
         """Start with an empty table. A class centre is a prototype."""
-        self.centres = Prototypes(self.state, self.down)
+        self.centres = Prototypes(self.state, self.broadcast_spec)
         if self.config.centre_memory == "bank":
             self.state["bank"] = {}
 
@@ -62,6 +62,6 @@ class MpFedcon(FederatedStrategy):
         for reply in replies:
             # Copy, since a reply may be a view of a buffer of many replies.
             centres = {n: v.clone() for n, v in reply.tensors.items() if n.startswith("proto/")}
-            bank[reply.node] = centres | {"examples": torch.tensor(reply.num_examples)}
-        known = (Reply(node, latest, int(latest["examples"]), {}) for node, latest in bank.items())
+            bank[reply.client] = centres | {"examples": torch.tensor(reply.num_examples)}
+        known = (Reply(client, latest, int(latest["examples"]), {}) for client, latest in bank.items())
         return Replies(known, replies.aggregation)

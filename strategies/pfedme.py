@@ -23,7 +23,7 @@ class PFedMe(FedAvg):
     Deviation: the mean is by examples, as in the authors' code. ``weights=uniform`` is the paper's.
     """
 
-    averages = True
+    linear_in_updates = True
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Move the model part of the way to the mean."""

@@ -20,7 +20,7 @@ class Config(Weights):
     adaptive_weights: bool  # AWC. false: the ablation w/o AWC
     cutoff: Annotated[int, Range(ge=1)]  # C
     interval_lag: bool  # FedAU's weights: the interval that ends now counts from the next participation on
-    normalize: Literal["all_nodes", "participants", "weights", "none"]  # divisor of the weighted sum
+    normalize: Literal["all_clients", "participants", "weights", "none"]  # divisor of the weighted sum
     history_size: Annotated[int, Range(ge=0)]  # H, with the current model. 0 or 1: the ablation w/o HGM
     history_warmup: Literal["available", "wait", "pad"]  # while fewer than H - 1 older models exist
     sign: Literal["descend", "paper"]  # paper: the minus that Equations 9 and 10 print
@@ -41,23 +41,23 @@ class PMFL(FedAvg):
     the printed step is about K times too long.
     """
 
-    idle = True
+    aggregates_empty_rounds = True
 
     def setup(self) -> None:
         """Start every client's interval, with an empty history."""
-        self.intervals = Intervals(self.population.num_nodes, self.config.cutoff, self.config.interval_lag, self.state)
+        self.intervals = Intervals(self.population.num_clients, self.config.cutoff, self.config.interval_lag, self.state)
         self.state["history"] = []  # older global models, newest first
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Mix the weighted step with the history, and advance both."""
-        lengths, shares = self.intervals.tick(replies.nodes), self.shares(replies)
+        lengths, shares = self.intervals.tick(replies.clients), self.sample_weights(replies)
         weights = lengths * shares if self.config.adaptive_weights else shares  # x_k
-        self.round.node_metrics["weight"] = (replies.nodes, weights)
-        current = {name: model[name] for name in self.travelling}
+        self.round.client_metrics["weight"] = (replies.clients, weights)
+        current = {name: model[name] for name in self.shared_names}
         models, factors = [current], [1.0]
         if len(replies):  # U = W + (eta_g / K) sum_k x_k Delta_k
             rate = self.config.server_lr * (1 if self.config.sign == "descend" else -1)
-            changes, scales = replies.terms("delta", weights * rate / self._divisor(weights, shares))
+            changes, scales = replies.weighted_terms("delta", weights * rate / self._divisor(weights, shares))
             models, factors = models + changes, factors + scales
         psi, older = self._history(current)
         if psi > 0:  # (1 - psi) U + psi mean(older)
@@ -65,7 +65,7 @@ class PMFL(FedAvg):
             models += older
         return combine(models, factors)
 
-    def node_weights(self) -> np.ndarray:
+    def client_weights(self) -> np.ndarray:
         """Return x_k of every client."""
         shares = self.shares_of(self.population.sizes)
         return self.intervals.weights * shares if self.config.adaptive_weights else shares
@@ -73,7 +73,7 @@ class PMFL(FedAvg):
     def _divisor(self, weights: np.ndarray, shares: np.ndarray) -> float:
         """Return the divisor of the weighted sum, which is the number of participants without AWC."""
         return {
-            "all_nodes": float(self.population.num_holders),
+            "all_clients": float(self.population.num_holders),
             "participants": float(shares.sum()),
             "weights": float(weights.sum()),
             "none": 1.0,

@@ -26,15 +26,15 @@ class Learning(NamedTuple):
     entropy_weight: float
 
 
-def fresh_agent(num_nodes: int, seed: int) -> Tensors:
+def fresh_agent(num_clients: int, seed: int) -> Tensors:
     """Return an actor over K clients and a critic, both of a state (K + 1,), drawn from the seed.
 
     The actor's last layer is zero, so that an untrained actor draws uniformly.
     """
     generator = torch_generator(seed, "ppo init")
     agent: Tensors = {}
-    for name, outputs in (("actor", num_nodes), ("critic", 1)):
-        widths = (num_nodes + 1, HIDDEN_WIDTH, HIDDEN_WIDTH, outputs)
+    for name, outputs in (("actor", num_clients), ("critic", 1)):
+        widths = (num_clients + 1, HIDDEN_WIDTH, HIDDEN_WIDTH, outputs)
         for layer, (inputs, out) in enumerate(pairwise(widths)):
             bound = inputs**-0.5
             agent[f"{name}/{layer}.weight"] = (2 * torch.rand(out, inputs, generator=generator) - 1) * bound
@@ -70,12 +70,12 @@ def draw(logits: Tensor, allowed: Tensor, count: int, generator: torch.Generator
 def steps_of(logits: Tensor, allowed: Tensor, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Return the log-probability of each choice of a draw among the clients left, and their entropy, (m,) each."""
     left, found, entropies = allowed, [], []
-    for node in chosen:
+    for client in chosen:
         logs = torch.log_softmax(logits[left], dim=0)
-        found.append(logs[int(left[:node].sum())])
+        found.append(logs[int(left[:client].sum())])
         entropies.append(-(logs.exp() * logs).sum())
         left = left.clone()  # the previous mask is part of the graph
-        left[node] = False
+        left[client] = False
     return torch.stack(found), torch.stack(entropies)
 
 

@@ -29,7 +29,7 @@ class Scaffold(FederatedStrategy):
 
     def setup(self) -> None:
         """Start with c = 0."""
-        self.state["control"] = {name: torch.zeros(self.down[f"control/{name}"]) for name in self.travelling}
+        self.state["control"] = {name: torch.zeros(self.broadcast_spec[f"control/{name}"]) for name in self.shared_names}
 
     def broadcast(self, model: Tensors) -> Tensors:
         """Return W and c."""

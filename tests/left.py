@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from rig import Scalar, Schedule, close, config_of, digits_run, run_strategy, scalar_workspace, strategy_settings
+from helpers import Scalar, Schedule, close, config_of, digits_run, run_strategy, scalar_workspace, strategy_settings
 
 from contrafed.engines.grid import LocalGrid
 from contrafed.engines.worker import FIRST_NODE_ID
@@ -19,7 +19,7 @@ class Left:
     """A finished run."""
 
     models: list  # the global model before and after every round
-    memory: dict  # client -> client state
+    client_state: dict  # client -> client state
     strategy: object
     workspace: object = None
 
@@ -30,39 +30,39 @@ class Left:
 
     def list_state_numbers(self, name):
         """Return a number of each client's state in the scalar problem, by name."""
-        return [float(self.memory[node][name]) for node in sorted(self.memory)]
+        return [float(self.client_state[client][name]) for client in sorted(self.client_state)]
 
-    def own(self, node, name="own"):
+    def own(self, client, name="own"):
         """Return a model of a client's state."""
         prefix = f"{name}/"
-        return {key.removeprefix(prefix): value for key, value in self.memory[node].items() if key.startswith(prefix)}
+        return {key.removeprefix(prefix): value for key, value in self.client_state[client].items() if key.startswith(prefix)}
 
-    def evaluate_client(self, node, final=True):
+    def evaluate_client(self, client, final=True):
         """Return the model by which a client of the scalar problem is evaluated after the last round."""
-        client = self.workspace.client_class(self.workspace, [node], [self.memory.get(node, {})])
+        one = self.workspace.client_class(self.workspace, [client], [self.client_state.get(client, {})])
         model, rule = self.models[-1], self.strategy
-        received = rule.broadcast_for_evaluation(model) | (rule.download(model, node, True) or {})
-        (judged,) = client.judge([received], len(self.models) - 1, final=final)
-        return float(judged.model["classifier.w"])
+        received = rule.broadcast_for_evaluation(model) | (rule.per_client_broadcast(model, client, True) or {})
+        (evaluated,) = one.evaluate_clients([received], len(self.models) - 1, final=final)
+        return float(evaluated.model["classifier.w"])
 
 
-def memories(grid):
-    return {node - FIRST_NODE_ID: grid.memory.get(node) for node in grid.memory}
+def client_states(grid):
+    return {client - FIRST_NODE_ID: grid.client_states.get(client) for client in grid.client_states}
 
 
 def scalar_left(name, rounds, *, start=2.0, targets=(0, 6, 3), stack_size=1, **changes):
     """Run a method on the golden problem."""
     local = {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1, "weight_decay": 0.0} | changes.pop("local", {})
-    settings = config_of(f"num_nodes={len(targets)}") | {"strategy": strategy_settings(name, local=local, **changes)}
+    settings = config_of(f"num_clients={len(targets)}") | {"strategy": strategy_settings(name, local=local, **changes)}
     workspace, grid = scalar_workspace(settings, Scalar(start), targets), LocalGrid(len(targets), stack_size)
     models, strategy = run_strategy(workspace, settings, Schedule(rounds), len(rounds), grid=grid)
-    return Left(models, memories(grid), strategy, workspace)
+    return Left(models, client_states(grid), strategy, workspace)
 
 
-def scalar_node(name, target, start=0.0, **changes):
+def scalar_client(name, target, start=0.0, **changes):
     """Return the only client of a scalar problem. ``start`` is the initial model."""
     local = {"iterations": 1, "epochs": None, "batch_size": 1, "lr": 0.1, "weight_decay": 0.0} | changes.pop("local", {})
-    settings = config_of("num_nodes=1") | {"strategy": strategy_settings(name, local=local, **changes)}
+    settings = config_of("num_clients=1") | {"strategy": strategy_settings(name, local=local, **changes)}
     workspace = scalar_workspace(settings, Scalar(start), (target,))
     return workspace.client_class(workspace, [0])
 
@@ -77,7 +77,7 @@ def digits_left(name, rounds=ABSENCES, *, stack_size=1, **changes):
     grid = LocalGrid(8, stack_size)
     changes["local"] = SHORT_TRAINING | changes.pop("local", {})
     models, strategy = digits_run(name, len(rounds), schedule=rounds, grid=grid, **changes)
-    return Left(models, memories(grid), strategy)
+    return Left(models, client_states(grid), strategy)
 
 
 def stacked_equals_alone(name, tolerance=1e-9, **changes):
@@ -85,7 +85,7 @@ def stacked_equals_alone(name, tolerance=1e-9, **changes):
     alone, stacked = digits_left(name, **changes), digits_left(name, stack_size=4, **changes)
     for one, other in zip(alone.models, stacked.models, strict=True):
         close(one, other, tolerance)
-    assert alone.memory.keys() == stacked.memory.keys()
-    for node, memory in alone.memory.items():
-        close(memory, stacked.memory[node], tolerance)
+    assert alone.client_state.keys() == stacked.client_state.keys()
+    for client, memory in alone.client_state.items():
+        close(memory, stacked.client_state[client], tolerance)
     return alone

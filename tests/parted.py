@@ -1,7 +1,7 @@
 """Partitions of generated images, with equal classes in random order."""
 
 import numpy as np
-from rig import config_of, with_images
+from helpers import config_of, with_images
 
 from contrafed.core.client_run import choose
 from contrafed.data.partition import make_partition
@@ -24,5 +24,5 @@ def settings_of(name, **changes):
     return choose("partition", config_of(f"partition={name}")["partition"] | changes)
 
 
-def make(name, nodes=20, seed=0, data=None, merged=False, **changes):
-    return make_partition(settings_of(name, **changes), data or data_of(), nodes, seed, merged)
+def make(name, clients=20, seed=0, data=None, merged=False, **changes):
+    return make_partition(settings_of(name, **changes), data or data_of(), clients, seed, merged)

@@ -7,7 +7,7 @@ import yaml
 
 def config_of(**changes):
     config = {
-        "seed": 0, "num_nodes": 4, "num_rounds": 40, "output_dir": "somewhere", "evaluate_only": None,
+        "seed": 0, "num_clients": 4, "num_rounds": 40, "output_dir": "somewhere", "evaluate_only": None,
         "strategy": {"name": "fedavg", "server": "fedavg", "local": {"lr": 0.1}},
         "dataset": {"name": "digits"}, "partition": {"name": "dirichlet", "alpha": 0.1},
         "participation": {"name": "full"}, "model": {"name": "cnn"}, "engine": {"name": "local"},
@@ -27,13 +27,13 @@ def method(name, **changes):
 
 
 def write_run(
-    folder, accuracies=(0.1, 0.5, 0.8, 0.7), *, scope=("global", "test"), spread=None, nodes=(), more=(), summary=None,
+    folder, accuracies=(0.1, 0.5, 0.8, 0.7), *, scope=("global", "test"), spread=None, clients=(), more=(), summary=None,
     replies=None, system=None, **changes
 ):  # fmt: skip
     """Write a run with accuracies of rounds 0, 10, 20, ... and two participants that upload 1 MiB each in these rounds.
 
-    Further rows of ``nodes.csv`` and ``metrics.csv`` are ``nodes`` and ``more``. In each round ``replies`` of the two replies
-    are accepted. Further system metrics are ``system``.
+    Further rows of ``clients.csv`` and ``metrics.csv`` are ``clients`` and ``more``. In each round ``replies`` of the two
+    replies are accepted. Further system metrics are ``system``.
     """
     folder.mkdir(parents=True)
     config = config_of(**changes)
@@ -49,8 +49,8 @@ def write_run(
             lines += [f"{10 * number},global,system,{name},{value}" for name, value in (counts | (system or {})).items()]
     lines += [",".join(map(str, row)) for row in more]
     (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
-    rows = [",".join(map(str, row)) for row in nodes]
-    (folder / "nodes.csv").write_text("\n".join(["round,node,metric,value", *rows]) + "\n")
+    rows = [",".join(map(str, row)) for row in clients]
+    (folder / "clients.csv").write_text("\n".join(["round,client,metric,value", *rows]) + "\n")
     if summary is not False:
         said = {"status": "finished", "seed": config["seed"], "seconds": 3.0, "device": "cpu", "versions": {"torch": "2.6"}}
         (folder / "summary.json").write_text(json.dumps(said | (summary or {})))

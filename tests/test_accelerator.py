@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from accelerator import NAME, There, accelerator, crossings
-from rig import close, config_of, digits_run, same, with_images, workspace_of
+from helpers import close, config_of, digits_run, same, with_images, workspace_of
 from tiny import run_tiny
 from wire import Wire, plain, run_devices
 
@@ -22,14 +22,13 @@ from contrafed.core.errors import RunStopped, UserError
 from contrafed.core.tensors import on_host
 from contrafed.data.federation import Federation
 from contrafed.data.partition import Partition
-from contrafed.engines.client_state import NodeMemory
+from contrafed.engines.client_state import ClientStateStore
 from contrafed.report import embedding
 from contrafed.runs.output import RunRecorder
 from contrafed.training import local_round
 from contrafed.training.errors import LocalError
 from contrafed.training.workspace import uninstall
 
-# Small budgets, so that client states use all three tiers.
 ON_ACCELERATOR = (f"engine.device={NAME}", "engine.memory_device_bytes=100000", "engine.memory_host_bytes=100000")
 STACKED_RUN = ("engine=local", "engine.stack_size=4", "num_rounds=3")
 
@@ -78,17 +77,17 @@ def test_no_step_waits_for_the_accelerator(method):
     counts = []
     for epochs in (1, 2):
         local = ("strategy.local.iterations=null", f"strategy.local.epochs={epochs}", "strategy.local.batch_size=16")
-        config = config_of(f"strategy={method}", *local, "num_nodes=20", "model=cnn", "model.hidden=8", "model.dropout=0.1")
+        config = config_of(f"strategy={method}", *local, "num_clients=20", "model=cnn", "model.hidden=8", "model.dropout=0.1")
         with accelerator():
             workspace = workspace_of(config, device=NAME)
-            down, _ = workspace.client_class.messages(workspace.model, workspace.config)
+            down, _ = workspace.client_class.message_spec(workspace.model, workspace.config)
             initial = {f"model/{name}": value for name, value in workspace.initial.items()}
             received = [{name: initial.get(name, torch.zeros(shape)) for name, shape in down.items()}] * 3
-            memories = [{}] * 3
+            client_states = [{}] * 3
             for server_round in (1, 2):
                 crossings.clear()
-                updates = workspace.client_class(workspace, range(3), memories).update(received, server_round)
-                memories = [update.memory for update in updates]
+                updates = workspace.client_class(workspace, range(3), client_states).update(received, server_round)
+                client_states = [update.client_state for update in updates]
         counts.append(len(crossings))
     assert counts[0] == counts[1] > 0
 
@@ -96,7 +95,7 @@ def test_no_step_waits_for_the_accelerator(method):
 @pytest.mark.parametrize(
     "options",
     [
-        ("strategy=pmfl", "strategy.local.augment=[rotation,crop,flip]", "strategy.threshold=node"),
+        ("strategy=pmfl", "strategy.local.augment=[rotation,crop,flip]", "strategy.threshold=client"),
         ("strategy=fedcrl", "strategy.tau_source=on_receipt", "strategy.local.momentum=0.9"),
         ("strategy=fedprox", "strategy.local.optimizer=adam", "strategy.local.keep_optimizer=true"),
         ("strategy=fedavg", "log=[features,deviation,weights]", "strategy.server=fedau"),
@@ -109,7 +108,7 @@ def test_what_the_configuration_adds_stays_there_too(tmp_path, options):
     assert here[2:] == there[2:]
 
 
-def test_a_lone_node_on_an_accelerator_equals_the_cpu_up_to_rounding(tmp_path):
+def test_a_lone_client_on_an_accelerator_equals_the_cpu_up_to_rounding(tmp_path):
     here, there = both(tmp_path, "strategy=pmfl", "model=cnn_pmfl", "engine=local", "engine.stack_size=1")
     for name, value in here[1].items():
         torch.testing.assert_close(there[1][name], value)
@@ -117,7 +116,7 @@ def test_a_lone_node_on_an_accelerator_equals_the_cpu_up_to_rounding(tmp_path):
 
 def test_a_stack_asks_each_frozen_model_once_a_round():
     """For all batches to compare: the received, the previous, five stored, newest first, and three new models."""
-    config = config_of("strategy=pmfl", "num_nodes=4", "model=mlp", "model.hidden=[8]", "strategy.local.batch_size=8")
+    config = config_of("strategy=pmfl", "num_clients=4", "model=mlp", "model.hidden=[8]", "strategy.local.batch_size=8")
     calls = []
     with accelerator():
         workspace = workspace_of(config, device=NAME)
@@ -127,11 +126,11 @@ def test_a_stack_asks_each_frozen_model_once_a_round():
                 calls.append(len(x))
                 return super().represent(params, x)
 
-        received, memories = {f"model/{name}": value for name, value in workspace.initial.items()}, [{}] * 3
+        received, client_states = {f"model/{name}": value for name, value in workspace.initial.items()}, [{}] * 3
         for server_round in (1, 2):
             calls.clear()
-            updates = Counted(workspace, range(3), memories).update([received] * 3, server_round)
-            memories = [update.memory for update in updates]
+            updates = Counted(workspace, range(3), client_states).update([received] * 3, server_round)
+            client_states = [update.client_state for update in updates]
     # The model that all clients received processes all their images as one batch.
     assert calls == [3 * 40, 40, 40, 32, 24, 16, 8, 24, 16, 8]
 
@@ -148,19 +147,18 @@ def test_a_run_goes_on_there_as_if_it_had_never_stopped(tmp_path, method):
 
 @pytest.mark.parametrize("method", ["pmfl", "fedcrl"])
 def test_devices_with_an_accelerator_answer_as_others_do(tmp_path, monkeypatch, method):
-    def nodes(which):
+    def clients(which):
         for k in range(3):
             (tmp_path / which / str(k)).mkdir(parents=True)
         return plain(**{"state-dir": tmp_path / which / "{k}"})
 
-    here = run_devices(tmp_path / "out-here", Wire(*nodes("here")), f"strategy={method}")
+    here = run_devices(tmp_path / "out-here", Wire(*clients("here")), f"strategy={method}")
     uninstall()
     monkeypatch.setattr(contrafed.training.workspace, "default_device", lambda: NAME)
     with accelerator():
-        there = run_devices(tmp_path / "out-there", Wire(*nodes("there")), f"strategy={method}")
+        there = run_devices(tmp_path / "out-there", Wire(*clients("there")), f"strategy={method}")
     uninstall()
-    assert there[-1]["device"] == NAME
-    assert there[-1]["failures"] == 0
+    assert (there[-1]["device"], there[-1]["failures"]) == (NAME, 0)
     assert same(here[0], there[0])
     assert here[1:3] == there[1:3]
 
@@ -173,66 +171,68 @@ def test_devices_with_an_accelerator_answer_as_others_do(tmp_path, monkeypatch, 
         RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
     ],
 )
-@pytest.mark.parametrize(("place", "where"), [(local_round, "_open_stack"), (PMFLClient, "_build_pairs"), (PMFLClient, "sent")])
+@pytest.mark.parametrize(
+    ("place", "where"), [(local_round, "_open_stack"), (PMFLClient, "_build_pairs"), (PMFLClient, "make_upload")]
+)
 def test_a_stack_that_does_not_fit_is_halved_and_stays_so(monkeypatch, place, where, error):
     """With memory for three clients, a stack of eight is halved twice, in the first round only, with equal results."""
-    alone, _ = digits_run("pmfl", 3, nodes=8)
+    alone, _ = digits_run("pmfl", 3, clients=8)
     tried, method = [], getattr(place, where)
 
     def small(client, *args):
         if where != "_build_pairs" or args[-1].number == 2:
-            tried.append(len(client.nodes))
-            if len(client.nodes) > 3:
+            tried.append(len(client.clients))
+            if len(client.clients) > 3:
                 raise error
         return method(client, *args)
 
     monkeypatch.setattr(place, where, small)
-    halved, strategy = digits_run("pmfl", 3, nodes=8, stack_size=8)
+    halved, strategy = digits_run("pmfl", 3, clients=8, stack_size=8)
     assert tried == [8, 4, *[2] * 12]
     assert not strategy.round.failures
     close(alone[-1], halved[-1])
 
 
-def test_a_stack_that_raises_is_halved_until_the_faulty_node_fails_alone(monkeypatch):
+def test_a_stack_that_raises_is_halved_until_the_faulty_client_fails_alone(monkeypatch):
     tried, compared = [], PMFLClient._build_pairs
 
     def broken(self, history, now):
         if now.number == 0:
-            tried.append(sorted(self.nodes))
-        if 2 in self.nodes:
+            tried.append(sorted(self.clients))
+        if 2 in self.clients:
             raise RuntimeError("broken sensor")
         return compared(self, history, now)
 
     monkeypatch.setattr(PMFLClient, "_build_pairs", broken)
-    _, strategy = digits_run("pmfl", 1, nodes=8, stack_size=8, may_fail=True)
+    _, strategy = digits_run("pmfl", 1, clients=8, stack_size=8, may_fail=True)
     (said,) = strategy.round.failures
-    assert re.fullmatch(r"node 2, round 1, step 0: RuntimeError: broken sensor \(tests/test_accelerator\.py, line \d+\)", said)
-    assert [len(nodes) for nodes in tried if 2 in nodes] == [8, 4, 2, 1]
-    assert sorted(len(nodes) for nodes in tried if 2 not in nodes) == [1, 2, 4]
+    assert re.fullmatch(r"client 2, round 1, step 0: RuntimeError: broken sensor \(.*test_accelerator\.py, line \d+\)", said)
+    assert [len(clients) for clients in tried if 2 in clients] == [8, 4, 2, 1]
+    assert sorted(len(clients) for clients in tried if 2 not in clients) == [1, 2, 4]
 
 
-def test_what_nodes_remember_leaves_the_accelerator_stack_by_stack(monkeypatch):
+def test_what_clients_remember_leaves_the_accelerator_stack_by_stack(monkeypatch):
     """It does not wait for the end of the round, when the stacks of a complete round would be in memory."""
-    log, update, put = [], PMFLClient.update, NodeMemory.store
-    monkeypatch.setattr(PMFLClient, "update", lambda self, *args: (log.append(len(self.nodes)), update(self, *args))[1])
-    monkeypatch.setattr(NodeMemory, "store", lambda self, *args: (log.append("put"), put(self, *args))[1])
-    digits_run("pmfl", 1, nodes=5, stack_size=2)
+    log, update, put = [], PMFLClient.update, ClientStateStore.store
+    monkeypatch.setattr(PMFLClient, "update", lambda self, *args: (log.append(len(self.clients)), update(self, *args))[1])
+    monkeypatch.setattr(ClientStateStore, "store", lambda self, *args: (log.append("put"), put(self, *args))[1])
+    digits_run("pmfl", 1, clients=5, stack_size=2)
     assert log == [2, "put", "put", 2, "put", "put", 1, "put"]
 
 
-def test_what_nodes_remember_comes_from_the_host_as_a_stack():
+def test_what_clients_remember_comes_from_the_host_as_a_stack():
     """A round has as many transfers for five clients as for three."""
     counts = []
-    for nodes in (3, 5):
+    for clients in (3, 5):
         with accelerator():
-            config = config_of("strategy=pmfl", "num_nodes=20", "model=cnn_pmfl", "model.hidden=[8]")
+            config = config_of("strategy=pmfl", "num_clients=20", "model=cnn_pmfl", "model.hidden=[8]")
             workspace = workspace_of(config, device=NAME)
-            received = [{f"model/{name}": value for name, value in workspace.initial.items()}] * nodes
-            updates = workspace.client_class(workspace, range(nodes)).update(received, 1)
-            memories = [on_host(update.memory) for update in updates]
-            assert not any(isinstance(value, There) for memory in memories for value in memory.values())
+            received = [{f"model/{name}": value for name, value in workspace.initial.items()}] * clients
+            updates = workspace.client_class(workspace, range(clients)).update(received, 1)
+            client_states = [on_host(update.client_state) for update in updates]
+            assert not any(isinstance(value, There) for memory in client_states for value in memory.values())
             crossings.clear()
-            workspace.client_class(workspace, range(nodes), memories).update(received, 2)
+            workspace.client_class(workspace, range(clients), client_states).update(received, 2)
         counts.append(len(crossings))
     assert counts[0] == counts[1] > 0
 
@@ -242,7 +242,7 @@ def test_what_leaves_the_accelerator_crosses_once_for_each_type(tmp_path):
     with accelerator():
         there = {name: value.to(NAME) for name, value in values.items()}
         crossings.clear()
-        memory = NodeMemory(0, 1000, str(tmp_path))
+        memory = ClientStateStore(0, 1000, str(tmp_path))
         memory.store(7, there)
         assert len(crossings) == 2
         make, parts = codec.reduce_record(codec.to_record(there))
@@ -258,7 +258,7 @@ def test_an_evaluation_takes_fewer_large_images_at_a_time():
         federation = Federation(images, Partition([np.arange(2)], [np.arange(0)], images.y.numpy(), 2))
         with accelerator():
             return workspace_of(
-                config_of("strategy=fedavg", "num_nodes=1", "model=cnn"), device=device, federation=federation
+                config_of("strategy=fedavg", "num_clients=1", "model=cnn"), device=device, federation=federation
             ).evaluation_batch
 
     assert batch(32, NAME) == contrafed.training.workspace.EVALUATION_BATCH_ELSEWHERE
@@ -266,22 +266,22 @@ def test_an_evaluation_takes_fewer_large_images_at_a_time():
     assert batch(224, "cpu") == contrafed.training.workspace.EVALUATION_BATCH
 
 
-def test_a_node_that_does_not_fit_alone_fails_and_says_so(monkeypatch):
+def test_a_client_that_does_not_fit_alone_fails_and_says_so(monkeypatch):
     compared = PMFLClient._build_pairs
 
     def small(self, history, now):
-        if 2 in self.nodes and now.number == 1:
+        if 2 in self.clients and now.number == 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return compared(self, history, now)
 
     monkeypatch.setattr(PMFLClient, "_build_pairs", small)
-    _, strategy = digits_run("pmfl", 2, nodes=4, stack_size=4, may_fail=True)
-    assert strategy.round.failures == ["node 2, round 2, step 1: OutOfMemoryError: CUDA out of memory"]
+    _, strategy = digits_run("pmfl", 2, clients=4, stack_size=4, may_fail=True)
+    assert strategy.round.failures == ["client 2, round 2, step 1: OutOfMemoryError: CUDA out of memory"]
     assert strategy.round.rejected == {"failed": 1}
 
 
 def test_a_data_set_that_does_not_fit_is_one_line_that_says_what_to_do(monkeypatch):
-    config, to = config_of("strategy=fedavg", "num_nodes=2"), torch.Tensor.to
+    config, to = config_of("strategy=fedavg", "num_clients=2"), torch.Tensor.to
     federation = workspace_of(config).federation
 
     def full(tensor, *args, **kwargs):
@@ -318,15 +318,15 @@ def test_a_device_that_does_not_compute_is_refused_before_a_run(monkeypatch, err
 LOST_GPU_ERROR = RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported")
 
 
-def test_a_gpu_that_is_lost_is_no_nodes_fault(monkeypatch):
+def test_a_gpu_that_is_lost_is_no_clients_fault(monkeypatch):
     """Otherwise every later client would fail."""
 
     def broken(*_):
         raise LOST_GPU_ERROR
 
     monkeypatch.setattr(PMFLClient, "_build_pairs", broken)
-    with pytest.raises(LocalError, match="node 0, round 1, step 0: RuntimeError: CUDA error: device-side assert"):
-        digits_run("pmfl", 1, nodes=1)
+    with pytest.raises(LocalError, match="client 0, round 1, step 0: RuntimeError: CUDA error: device-side assert"):
+        digits_run("pmfl", 1, clients=1)
 
 
 @pytest.mark.parametrize("saved", [True, False])
@@ -394,7 +394,7 @@ def test_ray_workers_with_an_accelerator_equal_the_cpu(tmp_path, monkeypatch, me
     assert here[2:] == there[2:]
 
 
-def test_a_rule_of_what_nodes_worked_from_has_it_where_the_replies_are(tmp_path):
+def test_a_rule_of_what_clients_worked_from_has_it_where_the_replies_are(tmp_path):
     """A run's first model is on the CPU. Clients receive it, and then train on the accelerator."""
     here, there = both(tmp_path, *STACKED_RUN, "strategy=fedawe")
     assert same(here[1], there[1])

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rig import close, config_of, digits_run
+from helpers import close, config_of, digits_run
 
 from contrafed.config.run_config import resolve
 from contrafed.core.client_run import choose
@@ -101,7 +101,7 @@ def test_clipped_attackers_count_no_more_than_others():
 
 @pytest.mark.parametrize("name", AVERAGING["fedavg"])
 def test_a_trimmed_mean_that_trims_nothing_is_the_mean(name):
-    how = {"nodes": 3, "server": name, "weights": "uniform"}
+    how = {"clients": 3, "server": name, "weights": "uniform"}
     plain, _ = digits_run("fedavg", 2, **how)
     trimmed, _ = digits_run("fedavg", 2, **how, aggregation=make("trimmed_mean", trim=0))
     close(plain[-1], trimmed[-1], 1e-9)
@@ -109,8 +109,8 @@ def test_a_trimmed_mean_that_trims_nothing_is_the_mean(name):
 
 @pytest.mark.parametrize("name", ["fedcrl", "mpfedcon", "fedproto"])
 def test_a_clip_that_clips_nothing_is_the_mean_of_models_and_prototypes(name):
-    plain, one = digits_run(name, 1, nodes=3)
-    clipped, other = digits_run(name, 1, nodes=3, aggregation=make("norm_clip", bound=1e9))
+    plain, one = digits_run(name, 1, clients=3)
+    clipped, other = digits_run(name, 1, clients=3, aggregation=make("norm_clip", bound=1e9))
     close(plain[-1], clipped[-1], 1e-9)
     torch.testing.assert_close(one.state["means"], other.state["means"], rtol=1e-9, atol=1e-12)
 
@@ -141,7 +141,10 @@ def test_exactly_the_rules_that_take_nothing_but_means_say_so():
     rules = {name: importlib.import_module(f"contrafed.strategies.{name}") for name in names}
     found = [value for rule in rules.values() for value in vars(rule).values() if isinstance(value, type)]
     own = {value.__module__.rpartition(".")[2]: value for value in found if issubclass(value, FederatedStrategy)}
-    assert {name for name, rule in own.items() if vars(rule).get("averages")} == {*AVERAGING["fedavg"], *AVERAGING["own"]}
+    assert {name for name, rule in own.items() if vars(rule).get("linear_in_updates")} == {
+        *AVERAGING["fedavg"],
+        *AVERAGING["own"],
+    }
 
 
 @pytest.mark.parametrize(
@@ -151,7 +154,7 @@ def test_exactly_the_rules_that_take_nothing_but_means_say_so():
         (["pmfl"], "strategy.server=pmfl"),
         (["fedavg", "strategy.server=mifa"], "strategy.server=mifa"),
         (["scaffold"], "strategy.server=scaffold"),
-        (["fedavg", "strategy.weights=all_nodes"], "strategy.weights=all_nodes"),
+        (["fedavg", "strategy.weights=all_clients"], "strategy.weights=all_clients"),
         (["fedavg", "strategy.weights=known_probability", "participation=full"], "strategy.weights=known_probability"),
     ],
 )
@@ -175,7 +178,7 @@ def test_a_rule_of_ones_own_says_so_itself(monkeypatch):
     asked = config_of("strategy=fedavg", "aggregation=median")
     with pytest.raises(UserError, match="aggregation=median stands in for .*, which strategy.server=fedavg does not take"):
         resolve(asked)
-    Mine.averages = True
+    Mine.linear_in_updates = True
     assert resolve(asked).aggregation.name == "median"
 
 

@@ -6,15 +6,15 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from helpers import config_of
 from reported import write_run
-from rig import config_of
 from safetensors.torch import save_file
 from tiny import TINY_RUN
 
 from contrafed import UserError, run
 from contrafed.config.run_config import resolve
 from contrafed.core import covariance, deviation
-from contrafed.core.client_run import node_run
+from contrafed.core.client_run import client_run_of
 from contrafed.report import embedding
 from contrafed.report.figure_data import expected_weight
 from contrafed.report.gains import gaining, gains
@@ -60,12 +60,12 @@ def test_a_run_is_looked_at_where_the_folders_that_it_wrote_in_are_not(tmp_path)
         config = config_of(*TINY_RUN, "engine=local", place)
         with pytest.raises(UserError):
             resolve(config)
-        assert resolve(embedding.on_cpu(config)).num_nodes == config["num_nodes"]
+        assert resolve(embedding.on_cpu(config)).num_clients == config["num_clients"]
 
 
-def test_the_distance_of_runs_is_a_mean_over_nodes(tmp_path):
+def test_the_distance_of_runs_is_a_mean_over_clients(tmp_path):
     """Two clients that trained alone are at 0 and at 2 from the global model in one of two parameters. A third was held out."""
-    (tmp_path / "config.yaml").write_text("num_nodes: 3\nheld_out_nodes: 1\n")
+    (tmp_path / "config.yaml").write_text("num_clients: 3\nheld_out_clients: 1\n")
     for name, value in (("model", 1.0), ("personal/0", 1.0), ("personal/1", 3.0), ("personal/2", 9.0)):
         prefix = "" if name == "model" else "model/"
         path = tmp_path / f"{name}.safetensors"
@@ -86,7 +86,7 @@ def test_the_distance_of_runs_is_a_mean_over_nodes(tmp_path):
         )
     assert 0 < distance_of_runs(tmp_path / "local", tmp_path / "fedavg") < 1
     assert len(embedding.of_run(tmp_path / "fedavg")[0]) == len(embedding.of_run(tmp_path / "local", personal=True)[0]) > 0
-    with pytest.raises(UserError, match="strategy=local leaves its encoder on the nodes"):
+    with pytest.raises(UserError, match="strategy=local leaves its encoder on the clients"):
         embedding.of_run(tmp_path / "local")
     with pytest.raises(UserError, match="the run needs save_personal=true"):
         distance_of_runs(tmp_path / "fedavg", tmp_path / "fedavg")
@@ -96,7 +96,7 @@ def test_gains_are_over_training_alone_by_hand():
     found = gains({0: 0.5, 1: 0.75, 2: 0.5, 3: 1.0}, {2: 0.5, 1: 0.5, 0: 0.75, 5: 0.1})
     assert found == {0: -0.25, 1: 0.25, 2: 0.0}
     assert gaining(found) == pytest.approx(1 / 3)
-    with pytest.raises(ValueError, match="no nodes"):
+    with pytest.raises(ValueError, match="no clients"):
         gaining({})
 
 
@@ -141,7 +141,7 @@ def test_effective_rank_by_hand():
     assert covariance.effective_rank(np.zeros((2, 2))) == 0
 
 
-def test_a_nodes_weight_tends_to_the_length_of_its_intervals():
+def test_a_clients_weight_tends_to_the_length_of_its_intervals():
     """(1 - (1 - p)^C) / p at p = 0.402 and 0.02 with C = 50: 2.4876, and 31.79 instead of 50."""
     assert expected_weight(0.402, 50) == pytest.approx(2.4876, abs=1e-4)
     assert expected_weight(0.02, 50) == pytest.approx(31.7915, abs=1e-4)
@@ -151,17 +151,17 @@ def test_a_nodes_weight_tends_to_the_length_of_its_intervals():
     assert intervals.weights.mean() == pytest.approx(expected_weight(0.3, 5), rel=0.01)
 
 
-def test_weights_of_nodes_that_are_away_by_hand():
+def test_weights_of_clients_that_are_away_by_hand():
     now, late = Intervals(3, 3, False, {}), Intervals(3, 3, True, {})
-    for nodes, expected, lagging in (
+    for clients, expected, lagging in (
         ([0], [1, np.nan, np.nan], [1, 1, 1]),
         ([0, 1], [1, 2, np.nan], [1, 1, 1]),
         ([1], [1, 1.5, 3], [1, 2, 1]),
         ([2], [1, 1.5, 2], [1, 1.5, 3]),
     ):
-        np.testing.assert_array_equal(now.tick(np.array(nodes)), np.array(expected)[nodes])
+        np.testing.assert_array_equal(now.tick(np.array(clients)), np.array(expected)[clients])
         np.testing.assert_array_equal(now.weights, expected)
-        late.tick(np.array(nodes))
+        late.tick(np.array(clients))
         np.testing.assert_array_equal(late.weights, lagging)
 
 
@@ -206,9 +206,16 @@ def test_colours_of_classes_are_apart_for_the_colour_blind(eye):
 def logged_runs(tmp_path_factory):
     """Run PMFL with all logs and varying participation, and the same run without logs."""
     folder = tmp_path_factory.mktemp("logged")
-    tiny = (*TINY_RUN, "strategy=pmfl", "engine=local", "participation=bernoulli", "participation.beta=null", "eval_nodes=true")
+    tiny = (
+        *TINY_RUN,
+        "strategy=pmfl",
+        "engine=local",
+        "participation=bernoulli",
+        "participation.beta=null",
+        "eval_clients=true",
+    )
     tiny += ("participation.mean_probability=0.5", "num_rounds=4", "eval_every=2")
-    summary = run(config_of(*tiny, "log=[deviation,weights,features,nodes_train,probability]", f"output_dir={folder / 'a'}"))
+    summary = run(config_of(*tiny, "log=[deviation,weights,features,clients_train,probability]", f"output_dir={folder / 'a'}"))
     run(config_of(*tiny, f"output_dir={folder / 'b'}"))
     return summary, folder / "a", folder / "b"
 
@@ -221,7 +228,7 @@ def rows(folder, name):
 def test_what_is_logged_is_beside_what_is_always_there(logged_runs):
     _, folder, plain = logged_runs
     more = ("deviation", "deviation_mean", "features_", "weight_all", "train_loss", "train_accuracy", "probability")
-    for name, column in (("metrics", 3), ("nodes", 2)):
+    for name, column in (("metrics", 3), ("clients", 2)):
         kept = [row for row in rows(folder, name) if not row[column].startswith(more)]
         assert kept == rows(plain, name)
         assert len(kept) < len(rows(folder, name))
@@ -243,52 +250,52 @@ def test_a_runs_deviation_and_features(logged_runs):
 def test_a_runs_weights_are_those_its_participants_had(logged_runs):
     _, folder, _ = logged_runs
     left = read(folder, "a")
-    table = left.of_nodes(WEIGHT_METRIC).pivot(index="round", columns="node", values="value")
+    table = left.of_clients(WEIGHT_METRIC).pivot(index="round", columns="client", values="value")
     found = table.to_numpy()
     assert (table.index.tolist(), table.columns.tolist(), found.shape) == ([1, 2, 3, 4], [0, 1, 2, 3, 4, 5], (4, 6))
-    used = [r for r in rows(folder, "nodes")[1:] if r[2] == "weight"]
+    used = [r for r in rows(folder, "clients")[1:] if r[2] == "weight"]
     assert [found[int(r[0]) - 1, int(r[1])] for r in used] == [float(r[3]) for r in used]
     assert len(used) < np.isfinite(found).sum()
-    assert left.mean_over_nodes(WEIGHT_METRIC)[-1] == (4, pytest.approx(np.nanmean(found[-1])))
-    assert read(logged_runs[2], "b").mean_over_nodes(WEIGHT_METRIC) == []
+    assert left.mean_over_clients(WEIGHT_METRIC)[-1] == (4, pytest.approx(np.nanmean(found[-1])))
+    assert read(logged_runs[2], "b").mean_over_clients(WEIGHT_METRIC) == []
 
 
 def test_a_runs_probabilities_are_those_of_its_participation(logged_runs):
-    assert read(logged_runs[1], "a").last_of_nodes("probability") == dict.fromkeys(range(6), 0.5)
+    assert read(logged_runs[1], "a").last_of_clients("probability") == dict.fromkeys(range(6), 0.5)
     with pytest.raises(UserError, match=r"log=\[probability\] does not go with participation=full: it has no p_k"):
         resolve(config_of("log=[probability]", "participation=full"))
 
 
-def test_a_runs_training_scores_by_node_are_its_training_accuracy(logged_runs, tmp_path):
+def test_a_runs_training_scores_by_client_are_its_training_accuracy(logged_runs, tmp_path):
     summary, folder, _ = logged_runs
-    scores = read(folder, "a").last_of_nodes("train_accuracy")
+    scores = read(folder, "a").last_of_clients("train_accuracy")
     sizes = np.array([len(part) for part in parts_of(folder)])
     scored = run(config_of("engine=local", f"evaluate_only={folder}", "eval_train=true", f"output_dir={tmp_path / 'e'}"))
-    assert np.average([scores[node] for node in range(6)], weights=sizes) == pytest.approx(scored["train_accuracy_final"])
-    assert read(logged_runs[2], "b").last_of_nodes("train_loss") == {}
+    assert np.average([scores[client] for client in range(6)], weights=sizes) == pytest.approx(scored["train_accuracy_final"])
+    assert read(logged_runs[2], "b").last_of_clients("train_loss") == {}
 
 
-def test_nodes_values_of_a_run_that_is_still_written_or_is_none(tmp_path):
-    file = write_run(tmp_path / "a") / "nodes.csv"
-    file.write_text("round,node,metric,value\n1,0,accuracy,0.5\n1,1,accuracy,0.25\n2,0,accur")
-    assert read(tmp_path / "a", "a").last_of_nodes("accuracy") == {0: 0.5, 1: 0.25}
-    file.write_text("round,node,value\n1,0,0.5\n")
-    with pytest.raises(UserError, match=r"cannot read .*nodes.csv: it has no column metric$"):
-        read(tmp_path / "a", "a").last_of_nodes("accuracy")
+def test_clients_values_of_a_run_that_is_still_written_or_is_none(tmp_path):
+    file = write_run(tmp_path / "a") / "clients.csv"
+    file.write_text("round,client,metric,value\n1,0,accuracy,0.5\n1,1,accuracy,0.25\n2,0,accur")
+    assert read(tmp_path / "a", "a").last_of_clients("accuracy") == {0: 0.5, 1: 0.25}
+    file.write_text("round,client,value\n1,0,0.5\n")
+    with pytest.raises(UserError, match=r"cannot read .*clients.csv: it has no column metric$"):
+        read(tmp_path / "a", "a").last_of_clients("accuracy")
 
 
 def parts_of(folder):
     from contrafed.core.run_folder import read_config
     from contrafed.data.federation import load_federation
 
-    partition = load_federation(node_run(read_config(folder))).partition
-    return [partition.train(node) for node in range(partition.num_nodes)]
+    partition = load_federation(client_run_of(read_config(folder))).partition
+    return [partition.train(client) for client in range(partition.num_clients)]
 
 
 def test_a_runs_traffic_is_its_formula(logged_runs):
     summary, folder, _ = logged_runs
     found = read(folder, "a")
-    assert {found.number(f"bytes_{way}_per_node") for way in ("down", "up")} == {4 * summary["parameters"]}
+    assert {found.number(f"bytes_{way}_per_client") for way in ("down", "up")} == {4 * summary["parameters"]}
 
 
 def test_an_embedding_of_a_run(logged_runs):
@@ -297,7 +304,7 @@ def test_an_embedding_of_a_run(logged_runs):
     with np.load(folder / "embedding.npz") as found:
         assert found["x"].shape == (60, 2)
         assert np.isfinite(found["x"]).all()
-        assert set(found["node"].tolist()) <= set(range(6))
+        assert set(found["client"].tolist()) <= set(range(6))
     assert (folder / "embedding.png").stat().st_size > 1000
     assert (folder / "embedding.pdf").read_bytes().startswith(b"%PDF")
     assert embedding.main([str(folder), "--personal"]) == 2
@@ -309,7 +316,7 @@ def test_an_embedding_of_personal_models(tmp_path, capsys):
         run(config_of(*tiny, *more, f"output_dir={tmp_path / name}"))
     assert embedding.main([str(tmp_path / "own"), "--personal"]) == 0
     with np.load(tmp_path / "own" / "embedding_personal.npz") as found:
-        assert set(found["node"].tolist()) == set(range(6))
+        assert set(found["client"].tolist()) == set(range(6))
     capsys.readouterr()
     assert embedding.main([str(tmp_path / "none"), "--personal"]) == 2
-    assert "nodes have no test images of their own" in capsys.readouterr().err
+    assert "clients have no test images of their own" in capsys.readouterr().err

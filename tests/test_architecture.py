@@ -35,12 +35,12 @@ def room_of(module):
 
 def list_imports(path):
     """Return every import of a file with its line, also those in functions and for types."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: a relative import"
-            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+    for item in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(item, ast.Import):
+            yield from ((alias.name, item.lineno) for alias in item.names)
+        elif isinstance(item, ast.ImportFrom):
+            assert item.level == 0, f"{path}: a relative import"
+            yield from ((f"{item.module}.{alias.name}", item.lineno) for alias in item.names)
 
 
 def runs_up(room, other):
@@ -92,20 +92,20 @@ def test_no_file_is_too_long():
 def test_no_function_is_too_long():
     found = {}
     for path in [*HOUSE, *sources("benchmarks", "docs")]:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                length = (node.end_lineno or 0) - node.lineno + 1
+        for item in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (item.end_lineno or 0) - item.lineno + 1
                 if length > LINES_OF_A_FUNCTION:
-                    found[f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"] = length
+                    found[f"{path.relative_to(ROOT)}:{item.lineno} {item.name}"] = length
     assert found == {}
 
 
 def functions_of(path):
     """Return the functions of a file, those of a class as CLASS.NAME."""
     found = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        inside = node.body if isinstance(node, ast.ClassDef) else [node]
-        prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+    for item in ast.parse(path.read_text(encoding="utf-8")).body:
+        inside = item.body if isinstance(item, ast.ClassDef) else [item]
+        prefix = f"{item.name}." if isinstance(item, ast.ClassDef) else ""
         found |= {prefix + function.name for function in inside if isinstance(function, ast.FunctionDef)}
     return found
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from rig import Scalar, Schedule, config_of, run_strategy, same, scalar_workspace, strategy_settings, workspace_of
+from helpers import Scalar, Schedule, config_of, run_strategy, same, scalar_workspace, strategy_settings, workspace_of
 from safetensors.torch import load_file
 from tiny import TINY_RUN
 from wire import SMALL_RUN, Wire, plain, rows_of, run_devices
@@ -15,32 +15,32 @@ from contrafed.engines.worker import FIRST_NODE_ID
 from contrafed.runs.run import run
 
 
-def make(name="arrival", num_nodes=20, seed=0, **changes):
+def make(name="arrival", num_clients=20, seed=0, **changes):
     chosen = choose("participation", config_of(f"participation={name}")["participation"] | changes)
-    return make_participation(chosen, lambda: np.full((num_nodes, 4), 0.25), num_nodes, seed)
+    return make_participation(chosen, lambda: np.full((num_clients, 4), 0.25), num_clients, seed)
 
 
 # ------------------------------------------------------------------------------------------------------- joining and leaving
 
 
-def test_listed_nodes_by_hand():
-    pattern = make(num_nodes=4, joins=[[3, [0, 2]]], leaves=[[2, [1]], [5, [2]]])
+def test_listed_clients_by_hand():
+    pattern = make(num_clients=4, joins=[[3, [0, 2]]], leaves=[[2, [1]], [5, [2]]])
     assert [pattern.participants(r).tolist() for r in range(1, 7)] == [[1, 3], [3], [0, 2, 3], [0, 2, 3], [0, 3], [0, 3]]
 
 
 def test_shares_are_drawn_by_the_seed_from_those_that_can():
-    pattern = make(num_nodes=20, joins=[[10, 0.4], [20, 0.1], [5, [7]]], leaves=[[15, 0.3], [30, 0.5]])
+    pattern = make(num_clients=20, joins=[[10, 0.4], [20, 0.1], [5, [7]]], leaves=[[15, 0.3], [30, 0.5]])
     here = np.array([pattern.available(r) for r in range(1, 41)])
     assert here.sum(1)[[0, 4, 9, 14, 19, 29]].tolist() == [9, 10, 18, 12, 14, 4]
     assert (np.abs(np.diff(here.astype(int), axis=0)).sum(0) <= 2).all()
     assert here.any(0).all()  # clients that leave were available
     assert not here[:4, 7].any()
     assert here[4, 7]
-    assert not np.array_equal(here[0], make(num_nodes=20, seed=1, joins=[[10, 0.4], [20, 0.1], [5, [7]]]).available(1))
+    assert not np.array_equal(here[0], make(num_clients=20, seed=1, joins=[[10, 0.4], [20, 0.1], [5, [7]]]).available(1))
 
 
 def test_one_by_one_they_come_and_go():
-    pattern = make(num_nodes=3, joins=[[2, [1]], [3, [2]]], leaves=[[4, [0]], [5, [1]], [6, [2]]])
+    pattern = make(num_clients=3, joins=[[2, [1]], [3, [2]]], leaves=[[4, [0]], [5, [1]], [6, [2]]])
     assert [pattern.participants(r).tolist() for r in range(1, 8)] == [[0], [0, 1], [0, 1, 2], [1, 2], [2], [], []]
 
 
@@ -56,11 +56,11 @@ def test_one_by_one_they_come_and_go():
         ({"leaves": [[2, []]]}, "or a list, got "),
         ({"leaves": [[2, 3]]}, "or a list, got 3"),
         ({"joins": [[2, ["a"]]]}, "or a list, got "),
-        ({"joins": [[2, [20]]]}, r"joins\[0\]: node 20 is not in 0..19, the nodes that may train"),
-        ({"joins": [[2, [3]], [4, [3]]]}, r"joins\[1\]: node 3 is there twice"),
-        ({"joins": [[5, [3]]], "leaves": [[5, [3]]]}, r"leaves\[0\]: node 3 leaves in round 5, but joins in round 5"),
-        ({"joins": [[2, 0.6], [3, 0.6]]}, r"joins\[1\]: 12 nodes in round 3, but only 8 are left"),
-        ({"joins": [[9, 0.5]], "leaves": [[5, 0.6]]}, r"leaves\[0\]: 12 nodes in round 5, but only 10 are left"),
+        ({"joins": [[2, [20]]]}, r"joins\[0\]: client 20 is not in 0..19, the clients that may train"),
+        ({"joins": [[2, [3]], [4, [3]]]}, r"joins\[1\]: client 3 is there twice"),
+        ({"joins": [[5, [3]]], "leaves": [[5, [3]]]}, r"leaves\[0\]: client 3 leaves in round 5, but joins in round 5"),
+        ({"joins": [[2, 0.6], [3, 0.6]]}, r"joins\[1\]: 12 clients in round 3, but only 8 are left"),
+        ({"joins": [[9, 0.5]], "leaves": [[5, 0.6]]}, r"leaves\[0\]: 12 clients in round 5, but only 10 are left"),
     ],
 )
 def test_a_mistake_is_one_line(changes, says):
@@ -82,7 +82,7 @@ def test_how_often_they_take_part_is_not_known_so_that_nothing_is_divided_by_it(
 def there(folder, name, present):
     """Return a trace of the available (client, round)."""
     path = folder / f"{name}.csv"
-    path.write_text("node,round,available\n" + "\n".join(f"{k},{r},1" for k, r in sorted(present)) + "\n")
+    path.write_text("client,round,available\n" + "\n".join(f"{k},{r},1" for k, r in sorted(present)) + "\n")
     return "participation=trace", f"participation.path={path}"
 
 
@@ -93,7 +93,7 @@ def run_arrival(folder, *overrides):
     return load_file(out / "model.safetensors"), (out / "participants.csv").read_bytes(), (out / "metrics.csv").read_bytes()
 
 
-def test_a_run_with_nodes_that_come_and_go_is_the_recorded_one(tmp_path):
+def test_a_run_with_clients_that_come_and_go_is_the_recorded_one(tmp_path):
     own = ("participation=arrival", "participation.joins=[[3,[1]]]", "participation.leaves=[[2,[0]]]")
     present = {(k, r) for r in (1, 2, 3) for k in range(6)} - {(0, 2), (0, 3), (1, 1), (1, 2)}
     arrived = run_arrival(tmp_path / "a", "strategy=pmfl", *own)
@@ -105,12 +105,12 @@ def test_a_run_with_nodes_that_come_and_go_is_the_recorded_one(tmp_path):
 LOSSY_RUN = ("participation=full", "participation.loss_rate=0.4")
 
 
-def lost_of(rate, rounds, nodes=6, seed=0):
-    pattern = make("full", nodes, seed, loss_rate=rate)
-    return {(k, r) for r in range(1, rounds + 1) for k in range(nodes) if pattern.loses(r, k)}
+def lost_of(rate, rounds, clients=6, seed=0):
+    pattern = make("full", clients, seed, loss_rate=rate)
+    return {(k, r) for r in range(1, rounds + 1) for k in range(clients) if pattern.loses(r, k)}
 
 
-def test_lost_replies_are_a_function_of_seed_round_and_node_at_the_rate_asked_for():
+def test_lost_replies_are_a_function_of_seed_round_and_client_at_the_rate_asked_for():
     """20,000 draws at 0.3 are within four standard deviations.
 
     No two rounds, clients or seeds are equal, nor equal to a selection's draw.
@@ -146,7 +146,7 @@ def test_when_every_reply_is_lost_the_model_stays_and_the_run_goes_on(tmp_path, 
     assert rows_of(once[2], "lost") == rows_of(once[2], "participants")
 
 
-def test_memory_stays_with_a_node_whose_reply_is_lost(tmp_path):
+def test_memory_stays_with_a_client_whose_reply_is_lost(tmp_path):
     """PMFL's clients count their rounds of training. Client 1's reply of round 2 is lost, and it counts that round."""
     config = config_of(*TINY_RUN, "strategy=pmfl")
     counted, rounds = [], [[0, 1, 2, 3, 4, 5]] * 3
@@ -154,21 +154,21 @@ def test_memory_stays_with_a_node_whose_reply_is_lost(tmp_path):
         grid, lost = LocalGrid(6, 1), []
         how = {"grid": grid, "after_round": lambda done, lost=lost: lost.append(done.lost)}
         run_strategy(workspace_of(config), config, schedule, 3, **how)
-        counted.append((int(grid.memory.get(FIRST_NODE_ID + 1)["rounds"]), lost))
+        counted.append((int(grid.client_states.get(FIRST_NODE_ID + 1)["rounds"]), lost))
     assert counted == [(3, [0, 0, 0, 0]), (3, [0, 0, 1, 0]), (2, [0, 0, 0, 0])]
 
 
 @pytest.mark.parametrize(("name", "state"), [("scaffold", "control"), ("feddyn", "gradient")])
-def test_what_server_and_nodes_both_keep_is_apart_by_what_was_lost(name, state):
+def test_what_server_and_clients_both_keep_is_apart_by_what_was_lost(name, state):
     """Without losses SCAFFOLD's c and FedDyn's h are the mean of the clients' own. With one, client 1's share is missing."""
-    settings = config_of("num_nodes=3") | {"strategy": strategy_settings(name)}
+    settings = config_of("num_clients=3") | {"strategy": strategy_settings(name)}
     settings["strategy"]["local"] |= {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1}
     for lost in ((), {(1, 1)}):
         grid = LocalGrid(3, 1)
         schedule = Schedule([[0, 1, 2]], lost)
         _, rule = run_strategy(scalar_workspace(settings, Scalar(2.0)), settings, schedule, 1, grid=grid)
-        memories = [grid.memory.get(FIRST_NODE_ID + k) for k in range(3)]
-        own = [float(next(value for key, value in memory.items() if f"{state}/" in key)) for memory in memories]
+        client_states = [grid.client_states.get(FIRST_NODE_ID + k) for k in range(3)]
+        own = [float(next(value for key, value in memory.items() if f"{state}/" in key)) for memory in client_states]
         assert own[1] != 0
         counted = [value for k, value in enumerate(own) if not (lost and k == 1)]
         assert float(rule.state[state]["classifier.w"]) == pytest.approx(sum(counted) / 3, abs=1e-12)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
-from rig import Scalar, Schedule, config_of, run_strategy, same, scalar_workspace, strategy_settings
+from helpers import Scalar, Schedule, config_of, run_strategy, same, scalar_workspace, strategy_settings
 from safetensors.torch import load_file
 from tiny import TINY_RUN
 from wire import rows_of
@@ -49,14 +49,14 @@ def test_attackers_are_drawn_by_the_seed_and_more_of_them_have_the_fewer_among_t
     assert chosen("scale", fraction=0.3).config.among(50, 0) == more  # for any attack
     assert chosen("ipm", fraction=0.3).config.among(50, 1) != more
     assert chosen("ipm", fraction=0.0).config.among(50, 0) == ()
-    assert chosen("ipm", nodes=[7, 3, 7]).config.among(8, 0) == (3, 7)
+    assert chosen("ipm", clients=[7, 3, 7]).config.among(8, 0) == (3, 7)
 
 
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (("attack=ipm", "attack.nodes=[50]"), r"attack.nodes: node 50 is not in 0..49 \(num_nodes=50\)"),
-        (("attack=label_flip", "attack.nodes=[-1]"), "attack.nodes: node -1 is not in"),
+        (("attack=ipm", "attack.clients=[50]"), r"attack.clients: client 50 is not in 0..49 \(num_clients=50\)"),
+        (("attack=label_flip", "attack.clients=[-1]"), "attack.clients: client -1 is not in"),
         (("attack=alie", "attack.fraction=1.5"), "attack.fraction must be >= 0 and <= 1"),
         (("attack=alie", "attack.z=-1"), "attack.z must be >= 0"),
         (("attack=scale", "attack.factor=0"), "attack.factor must be > 0"),
@@ -87,7 +87,7 @@ def test_an_attack_of_ones_own_that_would_attack_nobody(tmp_path, monkeypatch, b
     (tmp_path / "lab" / "mine.py").write_text(f"{imports}\n\n{config}\n\n{mine}")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "lab.mine", raising=False)
-    who = {"fraction": 0.1, "nodes": None} if parent else {}
+    who = {"fraction": 0.1, "clients": None} if parent else {}
     with pytest.raises(UserError, match=says):
         resolve(config_of() | {"attack": {"name": "mine", "module": "lab.mine", **who}})
 
@@ -95,7 +95,7 @@ def test_an_attack_of_ones_own_that_would_attack_nobody(tmp_path, monkeypatch, b
 @pytest.mark.parametrize("name", ["label_flip", *UPDATES])
 def test_devices_are_never_told_to_attack(name, tmp_path):
     with pytest.raises(UserError, match=f"attack={name} goes with simulation"):
-        compose_deployed_run(f"num_nodes=3 engine=local attack={name} output_dir={tmp_path}/run")
+        compose_deployed_run(f"num_clients=3 engine=local attack={name} output_dir={tmp_path}/run")
     assert not (tmp_path / "run").exists()
 
 
@@ -103,7 +103,7 @@ def test_without_an_attack_there_is_nothing_in_between():
     grid = object()
     assert wrap_in_attack(grid, chosen("label_flip"), 8, 0) is grid
     assert wrap_in_attack(grid, choose("attack", config_of()["attack"]), 8, 0) is grid
-    assert resolve(config_of()).node.flipped == ()
+    assert resolve(config_of()).client.flipped == ()
 
 
 # --------------------------------------------------------------------------------------------------------- what they send
@@ -124,12 +124,12 @@ def test_without_an_attack_there_is_nothing_in_between():
 )
 def test_a_round_by_hand(name, changes, model):
     """Two exact steps of 0.1 from W = 2 towards a = (0, 6, 3) give updates (-0.38, 0.76, 0.19). Client 1 uploads another."""
-    settings = config_of("num_nodes=3") | {"strategy": strategy_settings("fedavg", weights="uniform")}
+    settings = config_of("num_clients=3") | {"strategy": strategy_settings("fedavg", weights="uniform")}
     settings["strategy"]["local"] |= {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1}
     workspace = scalar_workspace(settings, Scalar(2.0))
 
     def wrap(grid):
-        grid = wrap_in_attack(grid, chosen(name, nodes=[1], **changes), 3, 0)
+        grid = wrap_in_attack(grid, chosen(name, clients=[1], **changes), 3, 0)
         grid.members(workspace.run, workspace.federation, {})
         return grid
 
@@ -164,7 +164,7 @@ def test_moments_by_hand_skip_what_nobody_holds():
     assert bool(mean["a"][2].isnan())
 
 
-def test_noise_is_a_function_of_seed_round_and_node_and_as_large_as_was_asked():
+def test_noise_is_a_function_of_seed_round_and_client_and_as_large_as_was_asked():
     change = {"delta/a": torch.full((40_000,), 0.5), "delta/b": torch.full((40_000,), 4.0)}
     sent = attack("noise", level=3.0).one(change, 2, 7)
     assert same(sent, attack("noise", level=3.0).one(change, 2, 7))
@@ -211,7 +211,7 @@ def test_prototypes_are_attacked_where_a_method_sends_them(tmp_path):
 @pytest.mark.parametrize("name", ["sign_flip", "alie"])
 def test_a_method_that_sends_changes_is_attacked_alike(tmp_path, name):
     """SCAFFOLD uploads updates. Without control variates its first model is FedAvg's, with and without an attack."""
-    both = (f"attack={name}", "attack.nodes=[1,2]", "num_rounds=1", "strategy.local.lr=0.02")
+    both = (f"attack={name}", "attack.clients=[1,2]", "num_rounds=1", "strategy.local.lr=0.02")
     recipe = ("strategy.local.iterations=5", "strategy.local.epochs=null", "strategy.local.batch_size=16")
     sent, _, summary = run_attack(tmp_path / "a", "strategy=scaffold", *both, *recipe)
     plain, *_ = run_attack(tmp_path / "b", "strategy=fedavg", "strategy.weights=uniform", *both, *recipe)
@@ -221,7 +221,7 @@ def test_a_method_that_sends_changes_is_attacked_alike(tmp_path, name):
 
 
 def test_a_long_change_ruins_a_mean_and_not_a_median(tmp_path):
-    attack = ("strategy=fedavg", "attack=scale", "attack.factor=100", "attack.nodes=[0]", "num_rounds=4")
+    attack = ("strategy=fedavg", "attack=scale", "attack.factor=100", "attack.clients=[0]", "num_rounds=4")
     final = {}
     for name in ("mean", "median"):
         _, metrics, summary = run_attack(tmp_path / name, *attack, f"aggregation={name}")
@@ -237,7 +237,7 @@ def test_the_bound_on_replies_meets_attackers_too(tmp_path):
         "engine.max_norm=100",
         "attack=scale",
         "attack.factor=1e6",
-        "attack.nodes=[0]",
+        "attack.clients=[0]",
         "num_rounds=2",
     )
     _, metrics, _ = run_attack(tmp_path / "run", *bound)
@@ -245,20 +245,20 @@ def test_the_bound_on_replies_meets_attackers_too(tmp_path):
 
 
 def test_an_attacked_run_goes_on_bit_for_bit(tmp_path):
-    how = ("strategy=pmfl", "attack=noise", "attack.nodes=[1,4]", "participation.loss_rate=0.2", "num_rounds=4")
+    how = ("strategy=pmfl", "attack=noise", "attack.clients=[1,4]", "participation.loss_rate=0.2", "num_rounds=4")
     whole, metrics, _ = run_attack(tmp_path / "whole", *how, "checkpoint_every=2")
     rest, again, _ = run_attack(tmp_path / "rest", *how, f"resume={tmp_path}/whole/checkpoints/000002")
     assert same(whole, rest)
     assert metrics == again
 
 
-def test_nodes_that_are_asked_say_their_true_classes():
+def test_clients_that_are_asked_say_their_true_classes():
     """Flower's clients are asked for their classes, and the cohort must not depend on the attackers."""
     identify()
-    settings = resolve(config_of(*TINY_RUN, "attack=label_flip", "attack.nodes=[1]")).node.to_json()
+    settings = resolve(config_of(*TINY_RUN, "attack=label_flip", "attack.clients=[1]")).client.to_json()
     query = Message(RecordDict({"config": ConfigRecord({"settings": settings})}), 10, MessageType.QUERY)
     answer = app(query, Context(1, 10, {"partition-id": 1}, RecordDict(), {})).content["metrics"]
-    true = load_federation(resolve(config_of(*TINY_RUN)).node).partition.class_counts()[1]
+    true = load_federation(resolve(config_of(*TINY_RUN)).client).partition.class_counts()[1]
     assert answer["class-counts"] == true.tolist() != true[::-1].tolist()
 
 
@@ -302,13 +302,13 @@ def test_wrong_labels_by_hand():
 
 
 @pytest.mark.parametrize("name", ["dirichlet", "sampled"])
-def test_label_flip_reaches_the_nodes_and_nothing_else(name):
-    plain, wrong = (resolve(config_of(f"partition={name}", f"attack={a}", "attack.nodes=[3]")) for a in ("ipm", "label_flip"))
-    assert (plain.node.flipped, wrong.node.flipped) == ((), (3,))
-    assert type(wrong.node).from_json(wrong.node.to_json()).flipped == (3,)
-    one, other = load_federation(plain.node), load_federation(wrong.node)
-    for node in (2, 3):
-        right, found = (federation.data.y[federation.partition.train(node)] for federation in (one, other))
-        assert torch.equal(found, 9 - right if node == 3 else right)
+def test_label_flip_reaches_the_clients_and_nothing_else(name):
+    plain, wrong = (resolve(config_of(f"partition={name}", f"attack={a}", "attack.clients=[3]")) for a in ("ipm", "label_flip"))
+    assert (plain.client.flipped, wrong.client.flipped) == ((), (3,))
+    assert type(wrong.client).from_json(wrong.client.to_json()).flipped == (3,)
+    one, other = load_federation(plain.client), load_federation(wrong.client)
+    for client in (2, 3):
+        right, found = (federation.data.y[federation.partition.train(client)] for federation in (one, other))
+        assert torch.equal(found, 9 - right if client == 3 else right)
     assert np.array_equal(one.central_test, other.central_test)
     assert np.array_equal(one.partition.class_proportions(), other.partition.class_proportions())

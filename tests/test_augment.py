@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from rig import close, config_of, digits_run, workspace_of
+from helpers import close, config_of, digits_run, workspace_of
 
 from contrafed.training.augment import (
     COLOURS,
@@ -57,7 +57,7 @@ def test_rotation_matches_torchvision():
         assert (ours == theirs).double().mean() > 0.99
 
 
-def test_augmentation_is_drawn_by_seed_round_and_node():
+def test_augmentation_is_drawn_by_seed_round_and_client():
     kinds = ("rotation", "crop", "flip")
     draw = draw_augmentation(kinds, 32, 4000, 0, "batches", 3, 5)
     assert torch.equal(draw, draw_augmentation(kinds, 32, 4000, 0, "batches", 3, 5))
@@ -151,11 +151,11 @@ ONE_STEP = {"epochs": None, "iterations": 1, "batch_size": 16, "augment": []}
 
 
 def test_training_is_augmented_and_evaluation_is_not():
-    plain, _ = digits_run("fedrcl", 1, nodes=4, local=ONE_STEP)
-    changed, _ = digits_run("fedrcl", 1, nodes=4, local=ONE_STEP | {"augment": ["flip"]})
+    plain, _ = digits_run("fedrcl", 1, clients=4, local=ONE_STEP)
+    changed, _ = digits_run("fedrcl", 1, clients=4, local=ONE_STEP | {"augment": ["flip"]})
     with pytest.raises(AssertionError):
         close(plain[-1], changed[-1])
-    config = config_of("strategy=fedrcl", "num_nodes=4", "model=mlp")
+    config = config_of("strategy=fedrcl", "num_clients=4", "model=mlp")
     workspace, bare = (
         workspace_of(config),
         workspace_of(config | {"strategy": config["strategy"] | {"local": config["strategy"]["local"] | ONE_STEP}}),

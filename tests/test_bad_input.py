@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import config_of, resolve_and_try
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rig import config_of, resolve_and_try
 from safetensors.torch import save
 
 from contrafed.core import registry
@@ -25,7 +25,7 @@ from contrafed.runs import checkpoint
 from contrafed.runs.run import run
 
 ROOT = Path(__file__).resolve().parent.parent
-QUICK_RUN = ("engine=local", "num_nodes=3", "num_rounds=1", "model=mlp", "model.hidden=[4]", "partition=iid")
+QUICK_RUN = ("engine=local", "num_clients=3", "num_rounds=1", "model=mlp", "model.hidden=[4]", "partition=iid")
 PROBE_SETTINGS = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 # Groups of keys in every configuration. The files of each choice hold the others.
 CHOICES = [f"{group}={name}" for group in ("partition", "participation", "model", "engine", "privacy", "strategy") for name in
@@ -97,7 +97,7 @@ def test_thousands_of_wrong_values_in_every_choice(data):
 @settings(PROBE_SETTINGS, max_examples=15)
 @given(st.data())
 def test_what_the_command_line_is_given_is_read_or_refused_in_a_line(data):
-    from rig import check_overrides
+    from helpers import check_overrides
 
     pieces = [
         "seed",
@@ -216,10 +216,12 @@ BAD_PARTITIONS = [
     b"__import__('os').system('true')", b'{"train": {"0": [1]}, "test": {"0": [1]}}',
 ]  # fmt: skip
 BAD_TRACES = [
-    b"", b"\xff\xfe\x00", b"node,round\n1,1\n", b"node,round,available\n", b"node,round,available\n0,1,2\n",
-    b"node,round,available\n9,1,1\n", b"node,round,available\n0,0,1\n", b"node,round,available\n0,1,1\n0,1,0\n",
-    b"node,round,available\na,1,1\n", b"node,round,available\n,1,1\n", b"node,round,available\n0,nan,1\n",
-    b"node,round,available\n0,1e300,1\n", b"node,round,available\n0.5,1,1\n", b'node,round,available\n"0,1,1\n', b"PAR1" * 9,
+    b"", b"\xff\xfe\x00", b"client,round\n1,1\n", b"client,round,available\n", b"client,round,available\n0,1,2\n",
+    b"client,round,available\n9,1,1\n", b"client,round,available\n0,0,1\n", b"client,round,available\n0,1,1\n0,1,0\n",
+    b"client,round,available\na,1,1\n", b"client,round,available\n,1,1\n",
+    b"client,round,available\n0,nan,1\n",
+    b"client,round,available\n0,1e300,1\n", b"client,round,available\n0.5,1,1\n", b'client,round,available\n"0,1,1\n',
+    b"PAR1" * 9,
 ]  # fmt: skip
 
 
@@ -285,7 +287,7 @@ def test_a_damaged_personal_model_is_one_line(tmp_path, done):
 
 def test_a_damaged_checkpoint_is_no_checkpoint(done):
     (path,) = (p for p in (done / "checkpoints").iterdir() if p.name.isdigit())
-    files = [path / "state.json", path / "server.safetensors", *(done / "checkpoints" / "nodes").iterdir()]
+    files = [path / "state.json", path / "server.safetensors", *(done / "checkpoints" / "clients").iterdir()]
     state = json.loads((path / "state.json").read_text())
     odd = [{**state, key: value} for key in state for value in (None, 1, [], "x") if state[key] != value]
     for file in files:

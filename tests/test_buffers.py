@@ -5,9 +5,9 @@ import copy
 import numpy as np
 import pytest
 import torch
-from rig import close, config_of, same, work_of
+from helpers import close, config_of, make_local_training, same
+from recording import settings_of, watch, write_problem
 from torch import nn
-from watched import settings_of, watch, write_problem
 
 from contrafed.core.buffers import MaskedBatchNorm, list_buffers, prepare_buffers
 from contrafed.core.client_run import choose
@@ -20,7 +20,7 @@ NETWORK = {"name": "cnn_bn", "channels": [3, 4], "kernel": 3, "hidden": [8], "mo
 ROUNDS = ((0, 1, 3), (1, 3, 4, 5), (), (0, 1, 4, 6))  # without the client of one example
 SMALL = (
     "model=cnn_bn", "model.channels=[3]", "model.kernel=3", "model.hidden=[8]", "engine=local", "tracker=none",
-    "num_nodes=4", "num_rounds=2", "eval_every=2", "participation=full", "partition.min_node_size=20",
+    "num_clients=4", "num_rounds=2", "eval_every=2", "participation=full", "partition.min_client_size=20",
 )  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def test_a_stack_equals_its_clients_alone(problem, method, buffers):
     alone, stacked = (watch(chosen(method, problem, buffers), ROUNDS, stack_size=size) for size in (1, 4))
     for pair in zip(stacked.models, alone.models, strict=True):
         close(*pair)
-    for one, other in zip(stacked.memories, alone.memories, strict=True):
+    for one, other in zip(stacked.client_states, alone.client_states, strict=True):
         assert one.keys() == other.keys()
         for client in one:
             close(one[client], other[client])
@@ -78,9 +78,9 @@ def test_where_the_statistics_are(problem):
     assert not same({name: found["average"].models[-1][name]}, {name: found["average"].models[0][name]})
     for buffers in ("local", "frozen"):
         assert torch.equal(found[buffers].models[-1][name], found[buffers].models[0][name])
-    assert not any(found["average"].memories[-1].values())
-    assert not any(found["frozen"].memories[-1].values())
-    means = [memory[f"personal/{name}"] for memory in found["local"].memories[-1].values() if memory]
+    assert not any(found["average"].client_states[-1].values())
+    assert not any(found["frozen"].client_states[-1].values())
+    means = [memory[f"personal/{name}"] for memory in found["local"].client_states[-1].values() if memory]
     assert len(means) > 1
     assert not torch.equal(means[0], means[1])
     for message, reply in found["local"].trained:
@@ -90,7 +90,7 @@ def test_where_the_statistics_are(problem):
 def test_the_server_averages_them_whatever_the_strategy_does(problem):
     """The mean of what the first round's clients sent, by examples; a counter stays a whole number."""
     for method in ("fedavg", "fedadam", "scaffold"):
-        found = watch(chosen(method, problem), ROUNDS[:1], judge=False)
+        found = watch(chosen(method, problem), ROUNDS[:1], evaluate=False)
         replies = [reply.content for _, reply in found.trained]
         weights = np.array([reply["metrics"]["num-examples"] for reply in replies], dtype=float)
         for name in ("running_var", "num_batches_tracked"):
@@ -135,7 +135,10 @@ def test_engines_agree_bit_for_bit(method, tmp_path):
 
 
 def sizes_of(examples, **changes):
-    return [len(batch) for batch in work_of(batch_size=4, **changes).batches(np.arange(examples), np.random.default_rng(0))]
+    return [
+        len(batch)
+        for batch in make_local_training(batch_size=4, **changes).batches(np.arange(examples), np.random.default_rng(0))
+    ]
 
 
 def test_the_last_batch_of_an_epoch():
@@ -145,7 +148,10 @@ def test_the_last_batch_of_an_epoch():
     for kind in ("keep", "drop", "merge"):
         assert sizes_of(3, epochs=1, last_batch=kind) == [3]
         for examples in (1, 3, 4, 5, 8, 11):
-            work, found = work_of(batch_size=4, epochs=1, last_batch=kind), sizes_of(examples, epochs=1, last_batch=kind)
+            work, found = (
+                make_local_training(batch_size=4, epochs=1, last_batch=kind),
+                sizes_of(examples, epochs=1, last_batch=kind),
+            )
             assert work.steps(examples) == len(found)
             assert work.smallest_batch(examples) == min(found)
 
@@ -162,7 +168,7 @@ def test_the_last_batch_of_an_epoch():
 )
 def test_a_batch_of_one_is_an_error_before_the_run(changes, key, tmp_path):
     with pytest.raises(UserError, match=f"^{key}: "):
-        run(config_of(*SMALL, "strategy=fedavg", *changes, "partition=iid", "num_nodes=15", f"output_dir={tmp_path}/run"))
+        run(config_of(*SMALL, "strategy=fedavg", *changes, "partition=iid", "num_clients=15", f"output_dir={tmp_path}/run"))
     assert not (tmp_path / "run").exists()
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-RUN = (sys.executable, "main.py", "strategy=fedavg", "engine=local", "num_nodes=3", "model=mlp", "tracker=none")
+RUN = (sys.executable, "main.py", "strategy=fedavg", "engine=local", "num_clients=3", "model=mlp", "tracker=none")
 ROOT = Path(__file__).resolve().parent.parent
-SMALL = ("strategy=fedavg", "engine=local", "num_nodes=3", "num_rounds=1", "model=mlp", "model.hidden=[4]", "tracker=none")
+SMALL = ("strategy=fedavg", "engine=local", "num_clients=3", "num_rounds=1", "model=mlp", "model.hidden=[4]", "tracker=none")
 
 
 @pytest.mark.parametrize("name", ["été", "runs/Ольга", "数据", "runs/数据", "a b=é", "Müller, copy"])
@@ -51,11 +51,11 @@ def test_quotes_and_brackets_are_answered_with_what_works(call_command, name):
 @pytest.mark.parametrize(("content", "works"), [("\ufeff{}".encode(), True), ("{}é".encode("latin-1"), False)])
 def test_a_yaml_of_another_editor(tmp_path, call_command, content, works):
     (tmp_path / "experiment").mkdir()
-    lines = b"# @package _global_\nnum_nodes: 17\n# "
+    lines = b"# @package _global_\nnum_clients: 17\n# "
     (tmp_path / "experiment" / "e.yaml").write_bytes(content.replace(b"{}", lines) + b"\n")
     done = call_command(f"--config-dir={tmp_path}", "experiment=e", "--cfg", "job")
     if works:
-        assert "num_nodes: 17" in done.stdout.splitlines()
+        assert "num_clients: 17" in done.stdout.splitlines()
     else:
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
         assert "e.yaml" in done.stderr

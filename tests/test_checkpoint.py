@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from rig import config_of, same
+from helpers import config_of, same
 from safetensors.torch import load_file
 
 from contrafed.core.errors import UserError
@@ -28,10 +28,10 @@ from contrafed.training.base import Client
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL_RUN = (
-    "engine=local", "num_nodes=8", "num_rounds=7", "eval_every=2", "model=mlp", "model.hidden=[8]", "model.projection=[6]",
+    "engine=local", "num_clients=8", "num_rounds=7", "eval_every=2", "model=mlp", "model.hidden=[8]", "model.projection=[6]",
     "partition.test_fraction=0.2", "participation=markovian", "participation.mean_probability=0.5", "participation.p01=0.5",
 )  # fmt: skip
-LOG_OVERRIDE = "log=[deviation,weights,features,nodes_train]"
+LOG_OVERRIDE = "log=[deviation,weights,features,clients_train]"
 # test_every.py resumes every unchanged method from its middle.
 EACH_RUN = [
     ("pmfl", ()),
@@ -41,7 +41,7 @@ EACH_RUN = [
 
 
 def outcome(folder):
-    return load_file(folder / "model.safetensors"), *((folder / f"{n}.csv").read_bytes() for n in ("metrics", "nodes"))
+    return load_file(folder / "model.safetensors"), *((folder / f"{n}.csv").read_bytes() for n in ("metrics", "clients"))
 
 
 def equal(a, b):
@@ -126,19 +126,19 @@ def test_a_rule_that_chooses_by_its_state_goes_on_bit_for_bit(tmp_path, stop_run
         assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_a_table_by_node_goes_on_bit_for_bit(tmp_path, stop_run, monkeypatch):
+def test_a_table_by_client_goes_on_bit_for_bit(tmp_path, stop_run, monkeypatch):
     """Every client continues from its last upload, which the server stores under its partition id."""
 
     def aggregate(self, model, replies):
-        self.state.setdefault("own", {}).update({reply.node: reply.get_tensors("model") for reply in replies})
+        self.state.setdefault("own", {}).update({reply.client: reply.get_tensors("model") for reply in replies})
         return replies.mean("model", replies.num_examples) if len(replies) else model
 
-    def download(self, model, node, judging):
-        own = self.state.get("own", {}).get(node)
-        return None if judging or own is None else add_prefix("model", own)
+    def per_client_broadcast(self, model, client, evaluating):
+        own = self.state.get("own", {}).get(client)
+        return None if evaluating or own is None else add_prefix("model", own)
 
     monkeypatch.setattr(FedAvg, "aggregate", aggregate)
-    monkeypatch.setattr(FedAvg, "download", download)
+    monkeypatch.setattr(FedAvg, "per_client_broadcast", per_client_broadcast)
     run(config_of("strategy=fedavg", *SMALL_RUN, f"output_dir={tmp_path}/whole"))
     folder = stop_run("fedavg")
     run(config_of("strategy=fedavg", *SMALL_RUN, "resume=latest", f"output_dir={folder}"))
@@ -169,7 +169,7 @@ def test_it_goes_on_from_a_path_elsewhere_and_on_another_engine(tmp_path, stop_r
 
 @pytest.mark.slow
 def test_what_is_logged_when_asked_goes_on_too_and_in_ray(tmp_path, stop_run):
-    asked = (LOG_OVERRIDE, "eval_nodes=true")
+    asked = (LOG_OVERRIDE, "eval_clients=true")
     run(config_of("strategy=pmfl", *SMALL_RUN, *asked, f"output_dir={tmp_path}/whole"))
     folder = stop_run("pmfl", *asked)
     run(
@@ -178,12 +178,12 @@ def test_what_is_logged_when_asked_goes_on_too_and_in_ray(tmp_path, stop_run):
         )
     )
     assert equal(outcome(folder), outcome(tmp_path / "whole"))
-    logged = (folder / "metrics.csv").read_text() + (folder / "nodes.csv").read_text()
+    logged = (folder / "metrics.csv").read_text() + (folder / "clients.csv").read_text()
     for name in ("deviation_mean", "features_vci", "weight_all", "train_loss"):
         assert f",{name}," in logged
 
 
-def test_only_the_last_few_are_kept_and_files_of_unchanged_nodes_are_shared(tmp_path):
+def test_only_the_last_few_are_kept_and_files_of_unchanged_clients_are_shared(tmp_path):
     config = (
         "strategy=moon",
         *SMALL_RUN,
@@ -195,10 +195,10 @@ def test_only_the_last_few_are_kept_and_files_of_unchanged_nodes_are_shared(tmp_
     config = [c for c in config if not c.startswith(("participation.mean", "participation.p01", "participation=markovian"))]
     run(config_of(*config, f"output_dir={tmp_path}/run"))
     folder = tmp_path / "run" / "checkpoints"
-    assert sorted(p.name for p in folder.iterdir()) == ["000005", "000006", "000007", "nodes"]
-    used = {file for t in (5, 6, 7) for file in checkpoint.find(folder / f"{t:06d}").nodes.values()}
-    assert {p.name for p in (folder / "nodes").iterdir()} == used
-    rounds = {int(file.split("-")[1].split(".")[0]) for file in checkpoint.find(folder / "000007").nodes.values()}
+    assert sorted(p.name for p in folder.iterdir()) == ["000005", "000006", "000007", "clients"]
+    used = {file for t in (5, 6, 7) for file in checkpoint.find(folder / f"{t:06d}").clients.values()}
+    assert {p.name for p in (folder / "clients").iterdir()} == used
+    rounds = {int(file.split("-")[1].split(".")[0]) for file in checkpoint.find(folder / "000007").clients.values()}
     assert len(rounds) > 1  # an absent client has the file of its last round
 
 
@@ -211,16 +211,16 @@ def test_what_was_read_stays_when_its_file_is_written_over(tmp_path):
     keeper = checkpoint.Checkpoints(tmp_path, {"checkpoint_keep": 1}, None)
     keeper.save(1, {}, {}, value(1), {})
     keeper.wait()
-    place = (tmp_path / "checkpoints" / "nodes" / "0-1.safetensors").stat().st_ino
-    read = dict(checkpoint.find(tmp_path).memories())
+    place = (tmp_path / "checkpoints" / "clients" / "0-1.safetensors").stat().st_ino
+    read = dict(checkpoint.find(tmp_path).client_states())
     for t in (2, 3):
         keeper.save(t, {}, {}, value(t), {})
     keeper.wait()
-    assert (tmp_path / "checkpoints" / "nodes" / "0-3.safetensors").stat().st_ino == place
+    assert (tmp_path / "checkpoints" / "clients" / "0-3.safetensors").stat().st_ino == place
     assert same(read[0], value(1)[0])
-    assert same(dict(checkpoint.find(tmp_path).memories())[0], value(3)[0])
+    assert same(dict(checkpoint.find(tmp_path).client_states())[0], value(3)[0])
     keeper.close()
-    assert [p.name for p in (tmp_path / "checkpoints" / "nodes").iterdir()] == ["0-3.safetensors"]
+    assert [p.name for p in (tmp_path / "checkpoints" / "clients").iterdir()] == ["0-3.safetensors"]
 
 
 def test_another_configuration_is_refused_by_its_keys(stop_run):
@@ -269,14 +269,14 @@ def test_latest_never_overwrites_another_run(tmp_path):
 def test_personal_models_of_a_finished_run_can_still_be_saved(tmp_path, capsys):
     first = run(config_of("strategy=fedper", *SMALL_RUN, "checkpoint_every=7", f"output_dir={tmp_path}/run"))
     run(config_of("strategy=fedper", *SMALL_RUN, f"resume={tmp_path}/run", "save_personal=true", f"output_dir={tmp_path}/b"))
-    assert "no node took part" not in capsys.readouterr().out
+    assert "no client took part" not in capsys.readouterr().out
     again = run(config_of(f"evaluate_only={tmp_path}/b", "engine=local", f"output_dir={tmp_path}/c"))
     assert again["personal_accuracy_mean"] == first["personal_accuracy_mean"]
 
 
 def test_a_finished_run_sends_what_its_last_round_sent_to_models_that_are_saved_after_it(tmp_path):
     """FedProc's mix depends on the round. Clients that train before evaluation save the models of the last evaluation."""
-    proc = ("strategy=fedproc", "judge=post_train", *SMALL_RUN)
+    proc = ("strategy=fedproc", "evaluate_after=local_training", *SMALL_RUN)
     run(config_of(*proc, "checkpoint_every=7", f"output_dir={tmp_path}/run"))
     run(config_of(*proc, f"resume={tmp_path}/run", "save_personal=true", f"output_dir={tmp_path}/b"))
     run(config_of(f"evaluate_only={tmp_path}/b", "engine=local", f"output_dir={tmp_path}/c"))
@@ -288,15 +288,15 @@ def test_a_finished_run_sends_what_its_last_round_sent_to_models_that_are_saved_
 
 
 def test_model_and_memory_come_back_in_their_order(stop_run, monkeypatch):
-    models, memories, aggregate, sent = [], [], FedAvg.aggregate, Client.sent
+    models, client_states, aggregate, sent = [], [], FedAvg.aggregate, Client.sent
     monkeypatch.setattr(FedAvg, "aggregate", lambda *given: models.append(list(given[1])) or aggregate(*given))
-    monkeypatch.setattr(Client, "sent", lambda *given: memories.append(list(given[1].memory)) or sent(*given))
+    monkeypatch.setattr(Client, "make_upload", lambda *given: client_states.append(list(given[1].state)) or sent(*given))
     folder = stop_run("fedper")
     before = len(models)
     run(config_of("strategy=fedper", *SMALL_RUN, "checkpoint_every=2", "resume=latest", f"output_dir={folder}"))
     assert 0 < before < len(models)
-    assert memories[0] == [f"personal/{name}" for name in models[0] if name.startswith("classifier.")]
-    assert all(order in (models[0], memories[0]) for order in models + memories)
+    assert client_states[0] == [f"personal/{name}" for name in models[0] if name.startswith("classifier.")]
+    assert all(order in (models[0], client_states[0]) for order in models + client_states)
 
 
 def test_where_there_is_no_checkpoint(tmp_path, capsys):
@@ -311,7 +311,7 @@ def test_where_there_is_no_checkpoint(tmp_path, capsys):
     (tmp_path / "run" / "summary.json").write_text('{"status": "failed", "experiment": "finished"}')
     run(config_of(*SMALL_RUN, "resume=latest", f"output_dir={tmp_path}/run"))
     assert "beginning with round 1" in capsys.readouterr().out
-    with pytest.raises(UserError, match="engine=flower keeps what nodes remember to itself"):
+    with pytest.raises(UserError, match="engine=flower keeps what clients remember to itself"):
         run(config_of(*SMALL_RUN, "engine=flower", "checkpoint_every=2", f"output_dir={tmp_path}/f"))
 
 
@@ -365,7 +365,7 @@ def test_sigkill_at_random_moments(tmp_path, engine, kills, rounds):
         *SMALL_RUN,
         f"engine={engine}",
         f"num_rounds={rounds}",
-        "partition.min_node_size=5",
+        "partition.min_client_size=5",
         LOG_OVERRIDE,
     ]
     run(config_of(*overrides, f"output_dir={tmp_path}/whole"))

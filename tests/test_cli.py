@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from rig import METHODS, check_overrides, checked_jobs, config_of
+from helpers import METHODS, check_overrides, checked_jobs, config_of
 
 from contrafed.config.command_line import help_text
 from contrafed.config.compose import expand_jobs
@@ -23,7 +23,7 @@ from contrafed.core.errors import UserError
 from contrafed.training.local_training import LocalTraining
 
 ROOT = Path(__file__).resolve().parent.parent
-QUICK_RUN = ("engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]")
+QUICK_RUN = ("engine=local", "num_clients=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]")
 
 
 def command(*arguments, timeout=900):
@@ -61,7 +61,7 @@ def command(*arguments, timeout=900):
         (["num_rounds=-1"], "num_rounds must be >= 1, got -1"),
         (["num_rounds=many"], "num_rounds must be a whole number, got 'many'"),
         (["num_rounds=2.5"], "num_rounds must be a whole number, got 2.5"),
-        (["num_nodes=0"], "num_nodes must be >= 1, got 0"),
+        (["num_clients=0"], "num_clients must be >= 1, got 0"),
         (["seed=-1"], "seed must be >= 0"),
         (["verbose=3"], "verbose must be true or false, got 3"),
         (["strategy.temperature=0"], "strategy.temperature must be > 0, got 0"),
@@ -122,7 +122,7 @@ EARLY_MISTAKES = [
     ["foo"],
     ["strategy=fedavg,moon"],
     ["num_rounds=many"],
-    ["num_nodes=0"],
+    ["num_clients=0"],
     ["dataset=own"],
     ["engine=flower", "resume=latest"],
     ["evaluate_only=/no/such"],
@@ -152,9 +152,9 @@ for arguments in {EARLY_MISTAKES!r}:
 
 def test_a_mistake_in_the_data_leaves_no_folder(tmp_path, call_command):
     folder = tmp_path / "new" / "run"
-    done = call_command(*QUICK_RUN, "partition=pathological", "partition.classes_per_node=20", f"output_dir={folder}")
+    done = call_command(*QUICK_RUN, "partition=pathological", "partition.classes_per_client=20", f"output_dir={folder}")
     assert done.returncode == 2
-    assert done.stderr == "error: partition.classes_per_node=20 is more than the 10 classes of the data set\n"
+    assert done.stderr == "error: partition.classes_per_client=20 is more than the 10 classes of the data set\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -181,10 +181,10 @@ def test_a_job_is_shown_wherever_the_flag_stands(call_command):
 
 
 def test_sweeps_expand_to_every_combination():
-    got = [job.overrides for job in expand_jobs(["strategy=fedavg,moon", "seed=range(0,3)", "num_nodes=5"])]
+    got = [job.overrides for job in expand_jobs(["strategy=fedavg,moon", "seed=range(0,3)", "num_clients=5"])]
     assert len(got) == 6
-    assert got[0] == ["strategy=fedavg", "seed=0", "num_nodes=5"]
-    assert got[-1] == ["strategy=moon", "seed=2", "num_nodes=5"]
+    assert got[0] == ["strategy=fedavg", "seed=0", "num_clients=5"]
+    assert got[-1] == ["strategy=moon", "seed=2", "num_clients=5"]
     with pytest.raises(UserError, match=r"job 1 \(strategy=pfml\): unknown strategy"):
         checked_jobs("strategy=pmfl,pfml")
 
@@ -235,7 +235,7 @@ def finished_run(tmp_path_factory):
         "participation=full",
         "eval_train=true",
         "partition.test_fraction=0.25",
-        "eval_nodes=true",
+        "eval_clients=true",
         f"output_dir={folder}",
     )
     assert done.returncode == 0, done.stderr
@@ -246,7 +246,7 @@ def test_a_run_leaves_everything(finished_run):
     folder, done = finished_run
     left = {path.name for path in folder.iterdir()}
     assert left == {
-        "config.yaml", "metrics.csv", "nodes.csv", "participants.csv", "times.csv", "summary.json", "accuracy.png",
+        "config.yaml", "metrics.csv", "clients.csv", "participants.csv", "times.csv", "summary.json", "accuracy.png",
         "participation.png", "partition.png", "tensorboard", "model.safetensors",
     }  # fmt: skip
     assert any((folder / "tensorboard").iterdir())
@@ -262,11 +262,11 @@ def test_metrics_are_tidy(finished_run):
     seen = {(r["scope"], r["split"], r["metric"]) for r in rows}
     for split in ("train", "test"):
         assert {("global", split, "accuracy"), ("global", split, "loss")} <= seen
-    assert {("global", "nodes", "accuracy"), ("global", "nodes", "accuracy_std")} <= seen
+    assert {("global", "clients", "accuracy"), ("global", "clients", "accuracy_std")} <= seen
     assert {("global", "fit", "loss"), ("global", "system", "participants"), ("global", "system", "bytes_up")} <= seen
     assert [r["round"] for r in rows if (r["split"], r["metric"]) == ("test", "accuracy")] == ["0", "1", "2"]
-    nodes = list(csv.DictReader((folder / "nodes.csv").open()))
-    assert {"weight", "accuracy"} == {r["metric"] for r in nodes}
+    clients = list(csv.DictReader((folder / "clients.csv").open()))
+    assert {"weight", "accuracy"} == {r["metric"] for r in clients}
 
 
 def test_the_summary_says_what_ran(finished_run):
@@ -297,7 +297,7 @@ def test_the_saved_configuration_reproduces_the_run(finished_run, tmp_path):
     config = yaml.safe_load((folder / "config.yaml").read_text())
     again = Path(run(config | {"output_dir": str(tmp_path / "again")})["folder"])
     assert (again / "metrics.csv").read_bytes() == (folder / "metrics.csv").read_bytes()
-    assert (again / "nodes.csv").read_bytes() == (folder / "nodes.csv").read_bytes()
+    assert (again / "clients.csv").read_bytes() == (folder / "clients.csv").read_bytes()
 
 
 def test_a_named_folder_is_never_overwritten(finished_run, call_command):
@@ -349,10 +349,10 @@ def test_a_run_leaves_one_folder(tmp_path, call_command, monkeypatch):
 def test_a_failed_job_does_not_end_a_sweep(tmp_path, call_command):
     """The middle job needs more classes than the data have, which is only known after loading."""
     done = call_command(
-        "-m", *QUICK_RUN, "partition=pathological", "partition.classes_per_node=3,20,4", f"output_dir={tmp_path / 'sweep'}"
+        "-m", *QUICK_RUN, "partition=pathological", "partition.classes_per_client=3,20,4", f"output_dir={tmp_path / 'sweep'}"
     )
     assert done.returncode == 2
-    assert done.stderr.splitlines()[0] == "error: partition.classes_per_node=20 is more than the 10 classes of the data set"
+    assert done.stderr.splitlines()[0] == "error: partition.classes_per_client=20 is more than the 10 classes of the data set"
     assert "1 job(s) failed" in done.stderr
     finished = sorted(path.parent.name for path in (tmp_path / "sweep").glob("*/summary.json"))
     assert finished == ["0", "2"]
@@ -375,7 +375,7 @@ def processes_with(mark):
 def test_jobs_of_a_sweep_share_one_ray_and_leave_none_behind(tmp_path, monkeypatch):
     mark = f"CONTRAFED_TEST_MARK={tmp_path.name}-{os.getpid()}"
     monkeypatch.setenv(*mark.split("="))
-    quick = ("engine=ray", "num_nodes=4", "num_rounds=2", "model=mlp", f"output_dir={tmp_path / 'sweep'}")
+    quick = ("engine=ray", "num_clients=4", "num_rounds=2", "model=mlp", f"output_dir={tmp_path / 'sweep'}")
     done = command("-m", *quick, "strategy=fedavg,pmfl")
     assert done.returncode == 0, done.stderr
     ends = time.monotonic() + 20  # Ray's processes end a moment after their driver

@@ -4,7 +4,7 @@ import os
 
 import pytest
 import torch
-from rig import config_of
+from helpers import config_of
 from test_checkpoint import SMALL_RUN, equal, outcome, stop_run, whole  # noqa: F401
 
 from contrafed.core.errors import UserError
@@ -21,8 +21,8 @@ def damage_server(folder):
     file.write_bytes(file.read_bytes()[:-8])
 
 
-def damage_node(folder):
-    file = next((folder / "checkpoints" / "nodes").glob("*-4.safetensors"))
+def damage_client(folder):
+    file = next((folder / "checkpoints" / "clients").glob("*-4.safetensors"))
     file.write_bytes(file.read_bytes()[:-8])
 
 
@@ -33,7 +33,7 @@ def damage_numbers(folder):
 
 
 def damage_remembered_numbers(folder):
-    file = next((folder / "checkpoints" / "nodes").glob("*-4.safetensors"))
+    file = next((folder / "checkpoints" / "clients").glob("*-4.safetensors"))
     file.write_bytes(file.read_bytes()[:-200] + b"\xff" * 200)
 
 
@@ -48,7 +48,7 @@ def half_written(folder):
 
 @pytest.mark.parametrize(
     "damage",
-    [damage_state, damage_server, damage_node, damage_numbers, damage_remembered_numbers, endless_round, half_written],
+    [damage_state, damage_server, damage_client, damage_numbers, damage_remembered_numbers, endless_round, half_written],
 )
 def test_a_damaged_checkpoint_is_passed_over(stop_run, whole, damage):  # noqa: F811
     folder = stop_run()
@@ -71,18 +71,20 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(stop_run):  #
 
 def test_files_of_a_checkpoint_that_was_cut_off_are_not_taken_for_spare_ones(tmp_path):
     """The same checkpoint gives these names to its own files, written after one of another round."""
-    memory = {node: {"a": torch.full((3,), float(node))} for node in range(6)}
+    memory = {client: {"a": torch.full((3,), float(client))} for client in range(6)}
     keeper = checkpoint.Checkpoints(tmp_path, {"checkpoint_keep": 1}, None)
     keeper.save(20, {}, {}, memory, {})
     keeper.wait()
-    for node in range(3):
-        (tmp_path / "checkpoints" / "nodes" / f"{node}-40.safetensors").write_bytes(b"cut off")
+    for client in range(3):
+        (tmp_path / "checkpoints" / "clients" / f"{client}-40.safetensors").write_bytes(b"cut off")
     for t in (30, 40):
         keeper.save(t, {}, {}, memory, {})
     keeper.close()
     found = checkpoint.find(tmp_path)
     assert found.server_round == 40
-    assert {node: tensors["a"].tolist() for node, tensors in found.memories()} == {node: [node] * 3 for node in range(6)}
+    assert {client: tensors["a"].tolist() for client, tensors in found.client_states()} == {
+        client: [client] * 3 for client in range(6)
+    }
 
 
 def test_a_run_goes_on_beside_a_damaged_newer_checkpoint(stop_run, whole):  # noqa: F811
@@ -95,4 +97,4 @@ def test_a_run_goes_on_beside_a_damaged_newer_checkpoint(stop_run, whole):  # no
         )
     )
     assert equal(outcome(folder), whole)
-    assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["000007", "nodes"]
+    assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["000007", "clients"]

@@ -32,7 +32,7 @@ DAMAGES = [
     ("summary.json", lambda text: "{}", "is no run's summary"),
     ("metrics.csv", lambda text: "".join(text.splitlines(True)[:5]), "it ends with round 10, and the run with round 30"),
     ("metrics.csv", lambda text: "round\n", "it has no column scope"),
-    ("nodes.csv", lambda text: "round,value\n", "it has no column node"),
+    ("clients.csv", lambda text: "round,value\n", "it has no column client"),
 ]
 
 
@@ -58,12 +58,12 @@ def test_where_there_is_no_other_run_it_is_a_mistake(pair, capsys, name, damage,
         find([pair])
 
 
-def test_a_file_of_nodes_that_ends_before_they_were_last_scored_is_no_whole_one(tmp_path):
-    nodes = [(t, node, "accuracy", 0.5) for t in (0, 10, 20, 30) for node in range(4)]
-    folder = write_run(tmp_path / "a", scope=("personal", "test"), nodes=nodes)
+def test_a_file_of_clients_that_ends_before_they_were_last_scored_is_no_whole_one(tmp_path):
+    clients = [(t, client, "accuracy", 0.5) for t in (0, 10, 20, 30) for client in range(4)]
+    folder = write_run(tmp_path / "a", scope=("personal", "test"), clients=clients)
     assert len(find([folder])) == 1
-    rewrite(folder / "nodes.csv", lambda text: "".join(text.splitlines(True)[:10]) + "30,0,accur")
-    with pytest.raises(UserError, match="nodes.csv: it ends with round 20, and nodes were scored in round 30$"):
+    rewrite(folder / "clients.csv", lambda text: "".join(text.splitlines(True)[:10]) + "30,0,accur")
+    with pytest.raises(UserError, match="clients.csv: it ends with round 20, and clients were scored in round 30$"):
         find([folder])
 
 
@@ -116,11 +116,11 @@ def test_tables_and_figures_of_small_runs_say_so(tmp_path, capsys):
     assert (tmp_path / "sweep.md").read_text().startswith(f"# {tmp_path.name} (generated images, scale=small)\n")
 
 
-def test_nodes_without_a_file_are_in_no_figure(tmp_path, recwarn):
-    nodes = [(30, node, "accuracy", 0.5 + node / 10) for node in range(4)]
+def test_clients_without_a_file_are_in_no_figure(tmp_path, recwarn):
+    clients = [(30, client, "accuracy", 0.5 + client / 10) for client in range(4)]
     for seed in range(2):
-        write_run(tmp_path / str(seed), seed=seed, nodes=nodes)
-    (tmp_path / "0" / "nodes.csv").unlink()
+        write_run(tmp_path / str(seed), seed=seed, clients=clients)
+    (tmp_path / "0" / "clients.csv").unlink()
     assert report_command.main([str(tmp_path)]) == 0
     assert [str(w.message) for w in recwarn if issubclass(w.category, RuntimeWarning)] == []
-    assert (tmp_path / "report" / "nodes.png").exists()
+    assert (tmp_path / "report" / "clients.png").exists()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from flwr.app import Message, RecordDict
-from rig import same
+from helpers import same
 from safetensors.torch import load_file
 from test_devices import answers_but, expected_without
 from wire import RUN, SMALL_RUN, Wire, plain, rows_of
@@ -54,7 +54,7 @@ GRIDS = {
 def run_on(grid, wire, folder, *overrides):
     """Run on ``grid`` over ``wire``, and return (model, metrics.csv, summary)."""
     config = compose_deployed_run(" ".join([*SMALL_RUN, "strategy=fedavg", *overrides, f"output_dir={folder}"]))
-    serve(GRIDS[grid](wire, config.wait_for_nodes), config)
+    serve(GRIDS[grid](wire, config.wait_for_clients), config)
     summary = json.loads((folder / "summary.json").read_text())
     return load_file(folder / "model.safetensors"), (folder / "metrics.csv").read_bytes(), summary
 
@@ -68,7 +68,7 @@ def test_a_reply_that_never_comes_has_failed_when_its_message_has_expired(tmp_pa
     assert rows_of(metrics, "failures") == {1: 0, 2: 1, 3: 0}
     assert (summary["status"], summary["failures"], summary["replies_rejected"]) == ("finished", 1, 0)
     said = capsys.readouterr().out
-    assert "round 2: 1 reply did not count; the first: node 1" in said
+    assert "round 2: 1 reply did not count; the first: client 1" in said
     assert "no reply within 43200 s" in said
 
 
@@ -78,7 +78,7 @@ def test_a_round_timeout_is_the_deadline_where_it_is_set(tmp_path, capsys, clock
     assert clock.now - begin == 1800
     assert same(model, expected_without(2))
     assert rows_of(metrics, "failures") == {1: 0, 2: 1, 3: 0}
-    assert "node 1: no answer in time" in capsys.readouterr().out
+    assert "client 1: no answer in time" in capsys.readouterr().out
 
 
 def test_flower_takes_no_reply_after_the_deadline():
@@ -97,7 +97,7 @@ def test_a_client_whose_answer_is_lost_is_asked_again(tmp_path, clock, grid):
         return reply
 
     begin = clock.now
-    model, _, summary = run_on(grid, Wire(*plain(), change=lose_the_first), tmp_path / "run", "wait_for_nodes=null")
+    model, _, summary = run_on(grid, Wire(*plain(), change=lose_the_first), tmp_path / "run", "wait_for_clients=null")
     assert len(queries) == 2
     assert MAX_QUERY_SECONDS <= clock.now - begin < MAX_QUERY_SECONDS + 2 * POLL_SECONDS
     assert same(model, expected_without())

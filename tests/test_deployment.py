@@ -14,7 +14,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from rig import config_of, same
+from helpers import config_of, same
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -28,8 +28,8 @@ PACKAGES = ("contrafed", "strategies", "clients", "models", "partitions", "conf"
 ROUNDS = 6
 QUIET_ENVIRONMENT = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
 SMALL_RUN = (
-    "num_nodes=3", f"num_rounds={ROUNDS}", "eval_every=1", "participation=full", "model=mlp", "model.hidden=[12]",
-    "partition.min_node_size=5", "partition.test_fraction=0.2", "engine=local",
+    "num_clients=3", f"num_rounds={ROUNDS}", "eval_every=1", "participation=full", "model=mlp", "model.hidden=[12]",
+    "partition.min_client_size=5", "partition.test_fraction=0.2", "engine=local",
 )  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def app_folder(folder):
     for name in ("main.py", "report.py", "pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, folder / name)
     (folder / "tests").mkdir()
-    (folder / "tests" / "rig.py").write_text("")
+    (folder / "tests" / "helpers.py").write_text("")
     return folder
 
 
@@ -78,7 +78,7 @@ class Federation:
         self.folder, self.processes = folder, {}
         self.link, *self.ports = free_ports(5)
         self.keys = folder / "keys"
-        assert certificates.main([str(self.keys), "--host", "127.0.0.1", "--nodes", "4"]) == 0
+        assert certificates.main([str(self.keys), "--host", "127.0.0.1", "--clients", "4"]) == 0
 
     def environment(self, name):
         home = self.folder / f"{name}-home"
@@ -111,11 +111,11 @@ class Federation:
         assert found.returncode == 0, found.stdout + found.stderr
         return found.stdout
 
-    def start_node(self, k, *, name=None, key="node-{k}", root="ca.pem", patient=False):
+    def start_client(self, k, *, name=None, key="client-{k}", root="ca.pem", patient=False):
         retries = () if patient else ("--max-retries", "3")
         authentication = ("--auth-supernode-private-key", str(self.keys / key.format(k=k))) if key else ()
         self.start(
-            name or f"node{k}", command("flower-supernode"), "--superlink", f"127.0.0.1:{self.link}",
+            name or f"client{k}", command("flower-supernode"), "--superlink", f"127.0.0.1:{self.link}",
             "--root-certificates", str(self.keys / root), *authentication, *retries,
             "--host", "127.0.0.1", "--port", str(self.ports[k]),
             "--node-config", f"partition-id={k} state-dir=\"{self.folder}/state{k}\"",
@@ -131,7 +131,7 @@ class Federation:
 
     def memory(self, k):
         """Return the run id and the tensors of client k's state on its disk now, or None without any."""
-        for path in (self.folder / f"state{k}" / "memory").glob("*.safetensors"):
+        for path in (self.folder / f"state{k}" / "client_state").glob("*.safetensors"):
             with contextlib.suppress(FileNotFoundError, SafetensorError):  # replaced or removed this moment
                 return path.name.partition("-")[0], load_file(path)
         return None
@@ -170,8 +170,8 @@ def federation(tmp_path_factory):
         app_folder(one.folder / "app")
         one.start_server()
         for k in range(3):
-            one.flwr("supernode", "register", str(one.keys / f"node-{k}.pub"), "mine")
-            one.start_node(k)
+            one.flwr("supernode", "register", str(one.keys / f"client-{k}.pub"), "mine")
+            one.start_client(k)
         yield one
     finally:
         one.stop()
@@ -195,15 +195,15 @@ def test_devices_equal_the_local_engine_bit_for_bit(tmp_path, federation, name):
     summary = run(config_of(f"strategy={name}", *SMALL_RUN, f"output_dir={tmp_path}/local"))
     assert summary["failures"] == 0
     assert same(*(load_file(tmp_path / f / "model.safetensors") for f in ("devices", "local")))
-    for log in ("metrics.csv", "nodes.csv"):
+    for log in ("metrics.csv", "clients.csv"):
         assert (tmp_path / "devices" / log).read_bytes() == (tmp_path / "local" / log).read_bytes()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pmfl", "fedcrl"])
-def test_a_killed_node_comes_back_with_its_memory_and_the_run_goes_on(tmp_path, federation, name):
+def test_a_killed_client_comes_back_with_its_memory_and_the_run_goes_on(tmp_path, federation, name):
     """Client 1 loses power in round 2, while it trains, and is started again once the failure is counted."""
-    out, before = tmp_path / "devices", len(federation.log("node1"))
+    out, before = tmp_path / "devices", len(federation.log("client1"))
     rounds = []
 
     def look():
@@ -212,11 +212,11 @@ def test_a_killed_node_comes_back_with_its_memory_and_the_run_goes_on(tmp_path, 
         return (out / "summary.json").exists()
 
     with federation.running(f"strategy={name} {' '.join(SMALL_RUN)} output_dir={out}"):
-        wait_for("round 2 at node 1", lambda: "ROUND 2]" in federation.log("node1")[before:], 300)
-        federation.kill("node1")
+        wait_for("round 2 at client 1", lambda: "ROUND 2]" in federation.log("client1")[before:], 300)
+        federation.kill("client1")
         kept = federation.memory(1)
         wait_for("the failure", lambda: out.exists() and failures_by_round(out).get(2), 150)
-        federation.start_node(1)
+        federation.start_client(1)
         wait_for("the summary", look, 400)
     summary = wait_for_summary(out)
     failed = failures_by_round(out)
@@ -231,8 +231,8 @@ def test_a_killed_node_comes_back_with_its_memory_and_the_run_goes_on(tmp_path, 
     assert int(kept[1]["rounds"]) == 1
     assert trained[0] == 1
     assert max(trained) == ROUNDS - away
-    assert "memory_lost" not in (out / "metrics.csv").read_text()
-    assert "did not count; the first: node 1" in (federation.folder / "run.log").read_text()
+    assert "state_lost" not in (out / "metrics.csv").read_text()
+    assert "did not count; the first: client 1" in (federation.folder / "run.log").read_text()
 
 
 @pytest.mark.slow
@@ -240,16 +240,16 @@ def test_a_killed_node_comes_back_with_its_memory_and_the_run_goes_on(tmp_path, 
     ("how", "says"),
     [
         ({"key": None}, "All SuperNodes must be registered"),
-        ({"key": "node-3"}, "Failed to activate SuperNode"),
+        ({"key": "client-3"}, "Failed to activate SuperNode"),
         ({"root": "other.pem"}, "certificate verify failed"),
     ],
     ids=["no key", "a key nobody registered", "another root certificate"],
 )
-def test_a_node_that_is_not_known_is_refused(federation, tmp_path, how, says):
+def test_a_client_that_is_not_known_is_refused(federation, tmp_path, how, says):
     assert certificates.main([str(tmp_path / "keys"), "--host", "127.0.0.1"]) == 0
     shutil.copy(tmp_path / "keys" / "ca.pem", federation.keys / "other.pem")
     name = f"stranger-{tmp_path.name}"
-    federation.start_node(3, name=name, **how)
+    federation.start_client(3, name=name, **how)
     try:
         federation.processes[name].wait(60)
     finally:
@@ -272,7 +272,7 @@ def bundle(tmp_path_factory):
     return zipfile.ZipFile(fab)
 
 
-def test_the_fab_holds_what_a_node_needs_and_nothing_else(bundle):
+def test_the_fab_holds_what_a_client_needs_and_nothing_else(bundle):
     names = set(bundle.namelist())
     ours = {str(p.relative_to(ROOT)) for d in PACKAGES for p in (ROOT / d).rglob("*") if p.suffix in (".py", ".yaml")}
     assert names - ours <= {"pyproject.toml", "LICENSE", "README.md", ".info/CONTENT"}
@@ -307,11 +307,11 @@ finally:
 
 
 def test_overrides_of_a_deployment_are_checked(tmp_path):
-    ready = compose_deployed_run(f"strategy=fedcrl num_nodes=3 output_dir={tmp_path}/run")
-    assert (ready.node.strategy.name, ready.num_nodes, ready.folder) == ("fedcrl", 3, tmp_path / "run")
+    ready = compose_deployed_run(f"strategy=fedcrl num_clients=3 output_dir={tmp_path}/run")
+    assert (ready.client.strategy.name, ready.num_clients, ready.folder) == ("fedcrl", 3, tmp_path / "run")
     with pytest.raises(UserError, match="unknown strategy 'fedcrll', did you mean 'fedcrl'"):
         compose_deployed_run("strategy=fedcrll")
     with pytest.raises(UserError, match=r"cannot be read \(No closing quotation\)"):
         compose_deployed_run("output_dir='a b")
-    with pytest.raises(UserError, match="Flower's simulation keeps what nodes remember to itself"):
-        compose_deployed_run("checkpoint_every=3 engine=local num_nodes=3", 3)
+    with pytest.raises(UserError, match="Flower's simulation keeps what clients remember to itself"):
+        compose_deployed_run("checkpoint_every=3 engine=local num_clients=3", 3)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from rig import config_of, same
+from helpers import config_of, same
 from safetensors.torch import load_file
 from test_deployment import Federation, app_folder, wait_for, wait_for_summary
 from test_flwr_run import processes_of
@@ -17,10 +17,10 @@ from wire import rows_of
 
 from contrafed.runs.run import run
 
-NODES = 2
+CLIENTS = 2
 SMALL_RUN = (
-    "strategy=pmfl", f"num_nodes={NODES}", "eval_every=1", "participation=full", "model=mlp", "model.hidden=[12]",
-    "partition.min_node_size=5", "partition.test_fraction=0.2", "engine=local",
+    "strategy=pmfl", f"num_clients={CLIENTS}", "eval_every=1", "participation=full", "model=mlp", "model.hidden=[12]",
+    "partition.min_client_size=5", "partition.test_fraction=0.2", "engine=local",
 )  # fmt: skip
 # Rounds of the soak, and about how many seconds pass between two kills.
 SOAK_ROUNDS = int(os.environ.get("CONTRAFED_SOAK_ROUNDS", "200"))
@@ -33,9 +33,9 @@ def federation(tmp_path):
     try:
         app_folder(one.folder / "app")
         one.start_server()
-        for k in range(NODES):
-            one.flwr("supernode", "register", str(one.keys / f"node-{k}.pub"), "mine")
-            one.start_node(k, patient=True)
+        for k in range(CLIENTS):
+            one.flwr("supernode", "register", str(one.keys / f"client-{k}.pub"), "mine")
+            one.start_client(k, patient=True)
         yield one
     finally:
         one.stop()
@@ -80,10 +80,10 @@ def kill_server(federation):
 
 def revive(federation):
     """Restart SuperNodes that ended, as a supervisor would. Flower refuses one that returns too early."""
-    for k in range(NODES):
-        process = federation.processes.get(f"node{k}")
+    for k in range(CLIENTS):
+        process = federation.processes.get(f"client{k}")
         if process is None or process.poll() is not None:
-            federation.start_node(k, patient=True)
+            federation.start_client(k, patient=True)
 
 
 def rounds_of(out):
@@ -117,14 +117,14 @@ def test_a_run_whose_server_is_killed_goes_on_to_the_bytes_of_local(tmp_path, fe
     assert summary["resumed_from"].endswith("000002")
     run(config_of(*SMALL_RUN, "num_rounds=4", f"output_dir={tmp_path}/local"))
     assert same(*(load_file(folder / "model.safetensors") for folder in (out, tmp_path / "local")))
-    for log in ("metrics.csv", "nodes.csv", "participants.csv"):
+    for log in ("metrics.csv", "clients.csv", "participants.csv"):
         assert (out / log).read_bytes() == (tmp_path / "local" / log).read_bytes()
 
 
 @pytest.mark.slow
 def test_a_long_run_of_devices_with_random_kills(tmp_path, federation):
     """Under any kills, no round is missing or doubled, and no client loses its state."""
-    out, rng, kills = tmp_path / "run", random.Random(0), dict.fromkeys(("node0", "node1", "server", "ServerApp"), 0)
+    out, rng, kills = tmp_path / "run", random.Random(0), dict.fromkeys(("client0", "client1", "server", "ServerApp"), 0)
     overrides = f"{' '.join(SMALL_RUN)} num_rounds={SOAK_ROUNDS} checkpoint_every=2 resume=latest output_dir={out}"
     while not (out / "summary.json").exists():
         with federation.running(overrides):
@@ -136,7 +136,7 @@ def test_a_long_run_of_devices_with_random_kills(tmp_path, federation):
                     rounds_of(out)
                     time.sleep(5)
                 what = rng.choice(list(kills))
-                if what.startswith("node") and federation.processes[what].poll() is None:
+                if what.startswith("client") and federation.processes[what].poll() is None:
                     federation.kill(what)
                 elif what == "server":
                     kill_server(federation)
@@ -150,9 +150,9 @@ def test_a_long_run_of_devices_with_random_kills(tmp_path, federation):
         rows = list(csv.DictReader(file))
     participants = [int(row["round"]) for row in rows if row["metric"] == "participants"]
     assert (summary["status"], participants) == ("finished", list(range(1, SOAK_ROUNDS + 1)))
-    assert not [row for row in rows if row["metric"] == "memory_lost"]
-    trained = [int(federation.memory(k)[1]["rounds"]) for k in range(NODES)]
-    assert SOAK_ROUNDS * NODES - summary["failures"] <= sum(trained) <= SOAK_ROUNDS * NODES
+    assert not [row for row in rows if row["metric"] == "state_lost"]
+    trained = [int(federation.memory(k)[1]["rounds"]) for k in range(CLIENTS)]
+    assert SOAK_ROUNDS * CLIENTS - summary["failures"] <= sum(trained) <= SOAK_ROUNDS * CLIENTS
     assert summary["accuracy_final"] > 0.5 or SOAK_ROUNDS < 40
 
 
@@ -166,10 +166,10 @@ def peaks(federation):
     return found
 
 
-HONEST_LINE = "    return _reply(message, up, count, metrics, _build_report(node.client.diverged, report))\n"
+HONEST_LINE = "    return _reply(message, up, count, metrics, _build_report(client.client.diverged, report))\n"
 LARGE_REPLY_CODE = """\
-    reply = _reply(message, up, count, metrics, _build_report(node.client.diverged, report))
-    if message.metadata.group_id == "2" and _node(context) == 1:
+    reply = _reply(message, up, count, metrics, _build_report(client.client.diverged, report))
+    if message.metadata.group_id == "2" and _client(context) == 1:
         from flwr.app import Array, ArrayRecord
         import numpy as np
         reply.content[codec.ARRAYS] = ArrayRecord({**codec.to_record(up), next(iter(up)): ARRAY})

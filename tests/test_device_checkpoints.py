@@ -7,11 +7,11 @@ import shutil
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from rig import config_of, same
+from helpers import config_of, same
 from safetensors.torch import load_file
 from wire import RUN, Wire, plain, rows_of, run_devices
 
-from contrafed.client_app.files import MemoryFileError, Moment, StateDir
+from contrafed.client_app.files import ClientStateError, Moment, StateDir
 from contrafed.core.errors import UserError
 from contrafed.runs import checkpoint
 from contrafed.runs.run import run
@@ -26,15 +26,15 @@ class Stopped(BaseException):
     """The exception that ends a server silently."""
 
 
-def nodes(folder, run_id, change=None, **more):
+def clients(folder, run_id, change=None, **more):
     return Wire(*plain(**{"state-dir": f"{folder}/state{{k}}", **more}), change=change, run_id=run_id)
 
 
-def stop_in(server_round, kind="train", node=1):
+def stop_in(server_round, kind="train", client=1):
     """End the server while it waits for a client's reply. Clients that were asked before have trained."""
 
     def change(k, message, reply):
-        if k == node and message.metadata.group_id == str(server_round) and message.metadata.message_type == kind:
+        if k == client and message.metadata.group_id == str(server_round) and message.metadata.message_type == kind:
             raise Stopped
         return reply
 
@@ -44,11 +44,11 @@ def stop_in(server_round, kind="train", node=1):
 def run_until_stopped(folder, *overrides, run_id=RUN, change=None):
     """Run an attempt that ends in round 4, after the checkpoint of round 2. All clients have trained since that checkpoint."""
     with pytest.raises(Stopped):
-        run_devices(folder / "run", nodes(folder, run_id, change or stop_in(4)), *LONG_RUN, *overrides)
+        run_devices(folder / "run", clients(folder, run_id, change or stop_in(4)), *LONG_RUN, *overrides)
 
 
 def memory_of(folder, k, run_id=RUN):
-    return load_file(folder / f"state{k}" / "memory" / f"{run_id}-{k}.safetensors")
+    return load_file(folder / f"state{k}" / "client_state" / f"{run_id}-{k}.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +59,14 @@ def whole(tmp_path_factory):
     def get(name):
         if name not in done:
             folder = tmp_path_factory.mktemp(name)
-            small = ("num_nodes=3", "eval_every=1", "participation=full", "model=mlp", "model.hidden=[12]")
-            small += ("partition.min_node_size=5", "partition.test_fraction=0.2", "engine=local", "num_rounds=5")
+            small = ("num_clients=3", "eval_every=1", "participation=full", "model=mlp", "model.hidden=[12]")
+            small += ("partition.min_client_size=5", "partition.test_fraction=0.2", "engine=local", "num_rounds=5")
             run(config_of(f"strategy={name}", *small, f"output_dir={folder}/local"))
             out = folder / "local"
             done[name] = (
                 load_file(out / "model.safetensors"),
                 (out / "metrics.csv").read_bytes(),
-                (out / "nodes.csv").read_bytes(),
+                (out / "clients.csv").read_bytes(),
             )
         return done[name]
 
@@ -82,13 +82,13 @@ def test_a_stopped_run_of_devices_ends_with_the_bytes_of_local(tmp_path, whole, 
     run_until_stopped(tmp_path, f"strategy={name}")
     assert checkpoint.find(tmp_path / "run").server_round == 2
     *found, summary = run_devices(
-        tmp_path / "run", nodes(tmp_path, SECOND_RUN_ID), *LONG_RUN, f"strategy={name}", "resume=latest"
+        tmp_path / "run", clients(tmp_path, SECOND_RUN_ID), *LONG_RUN, f"strategy={name}", "resume=latest"
     )
-    model, metrics, by_node = whole(name)
+    model, metrics, by_client = whole(name)
     assert same(found[0], model)
-    assert (found[1], found[2]) == (metrics, by_node)
+    assert (found[1], found[2]) == (metrics, by_client)
     assert summary["resumed_from"].endswith("000002")
-    files = sorted(path.name for path in (tmp_path / "state0" / "memory").iterdir())
+    files = sorted(path.name for path in (tmp_path / "state0" / "client_state").iterdir())
     assert files == [f"{RUN}-0.kept", f"{RUN}-0.safetensors"]  # stored under the first attempt's id
 
 
@@ -97,9 +97,9 @@ def test_wherever_it_stops_and_however_often(tmp_path, whole, where):
     """A second attempt stops before it has a checkpoint, or after the last evaluation, which ends the client states."""
     run_until_stopped(tmp_path, "strategy=fedcrl")
     with pytest.raises(Stopped):
-        second = nodes(tmp_path, SECOND_RUN_ID, stop_in(*where))
+        second = clients(tmp_path, SECOND_RUN_ID, stop_in(*where))
         run_devices(tmp_path / "run", second, *LONG_RUN, "strategy=fedcrl", "resume=latest")
-    third = nodes(tmp_path, SECOND_RUN_ID + 1)
+    third = clients(tmp_path, SECOND_RUN_ID + 1)
     model, metrics, *_ = run_devices(tmp_path / "run", third, *LONG_RUN, "strategy=fedcrl", "resume=latest")
     assert same(model, whole("fedcrl")[0])
     assert metrics == whole("fedcrl")[1]
@@ -108,7 +108,7 @@ def test_wherever_it_stops_and_however_often(tmp_path, whole, where):
 def test_a_run_that_stopped_before_its_first_checkpoint_begins_anew(tmp_path, whole, capsys):
     run_until_stopped(tmp_path, "strategy=pmfl", "checkpoint_every=5", change=stop_in(3))
     assert memory_of(tmp_path, 0)["rounds"] == 3
-    again = nodes(tmp_path, SECOND_RUN_ID)
+    again = clients(tmp_path, SECOND_RUN_ID)
     found = run_devices(tmp_path / "run", again, *LONG_RUN, "checkpoint_every=5", "strategy=pmfl", "resume=latest")
     assert "beginning with round 1" in capsys.readouterr().out
     assert same(found[0], whole("pmfl")[0])
@@ -121,17 +121,17 @@ def remove_state(state):
 
 
 def without_kept(state):
-    (state / "memory" / f"{RUN}-1.kept").unlink()
+    (state / "client_state" / f"{RUN}-1.kept").unlink()
 
 
 def damaged_kept(state):
-    path = state / "memory" / f"{RUN}-1.kept"
+    path = state / "client_state" / f"{RUN}-1.kept"
     path.write_bytes(path.read_bytes()[:-10])
 
 
 def of_long_ago(state):
     """Restore an old copy of a disk."""
-    path = state / "memory" / f"{RUN}-1.kept"
+    path = state / "client_state" / f"{RUN}-1.kept"
     tensors, _ = StateDir(state, str(RUN), 1, "pmfl")._read(path)
     path.unlink()
     StateDir(state, str(RUN), 1, "pmfl").write(tensors, Moment(str(RUN), 1))
@@ -141,21 +141,21 @@ def test_a_lost_memory_is_told_also_where_the_reply_does_not_count(tmp_path, cap
     how = ("strategy=pmfl", "engine.max_norm=1e-9")
     run_until_stopped(tmp_path, *how)
     remove_state(tmp_path / "state1")
-    *_, metrics, _, summary = run_devices(tmp_path / "run", nodes(tmp_path, SECOND_RUN_ID), *LONG_RUN, *how, "resume=latest")
+    *_, metrics, _, summary = run_devices(tmp_path / "run", clients(tmp_path, SECOND_RUN_ID), *LONG_RUN, *how, "resume=latest")
     assert summary["replies_rejected"] > 0
-    assert rows_of(metrics, "memory_lost") == {3: 1}
-    assert "round 3: node 1 begins with an empty memory: " in capsys.readouterr().out
+    assert rows_of(metrics, "state_lost") == {3: 1}
+    assert "round 3: client 1 begins with an empty client state: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("damage", [remove_state, without_kept, damaged_kept, of_long_ago])
-def test_a_node_that_cannot_go_back_says_so_and_begins_anew(tmp_path, capsys, damage):
+def test_a_client_that_cannot_go_back_says_so_and_begins_anew(tmp_path, capsys, damage):
     run_until_stopped(tmp_path, "strategy=pmfl")
     damage(tmp_path / "state1")
     *_, metrics, _, summary = run_devices(
-        tmp_path / "run", nodes(tmp_path, SECOND_RUN_ID), *LONG_RUN, "strategy=pmfl", "resume=latest"
+        tmp_path / "run", clients(tmp_path, SECOND_RUN_ID), *LONG_RUN, "strategy=pmfl", "resume=latest"
     )
-    assert rows_of(metrics, "memory_lost") == {3: 1}
-    assert "round 3: node 1 begins with an empty memory: " in capsys.readouterr().out
+    assert rows_of(metrics, "state_lost") == {3: 1}
+    assert "round 3: client 1 begins with an empty client state: " in capsys.readouterr().out
     assert [int(memory_of(tmp_path, k)["rounds"]) for k in range(3)] == [5, 3, 5]
     assert summary["failures"] == 0
 
@@ -165,13 +165,13 @@ def test_another_run_on_the_same_devices_leaves_their_state(tmp_path):
     run_until_stopped(tmp_path, "strategy=pmfl")
     before = [memory_of(tmp_path, k) for k in range(3)]
     with pytest.raises(UserError):  # a typo in the number of clients
-        run_devices(tmp_path / "typo", nodes(tmp_path, 77), *LONG_RUN, "strategy=pmfl", "num_nodes=2")
+        run_devices(tmp_path / "typo", clients(tmp_path, 77), *LONG_RUN, "strategy=pmfl", "num_clients=2")
     assert all(same(memory_of(tmp_path, k), before[k]) for k in range(3))
-    run_devices(tmp_path / "other", nodes(tmp_path, 78), *LONG_RUN, "strategy=pmfl", "num_rounds=1")
+    run_devices(tmp_path / "other", clients(tmp_path, 78), *LONG_RUN, "strategy=pmfl", "num_rounds=1")
     *_, metrics, _, summary = run_devices(
-        tmp_path / "run", nodes(tmp_path, SECOND_RUN_ID), *LONG_RUN, "strategy=pmfl", "resume=latest"
+        tmp_path / "run", clients(tmp_path, SECOND_RUN_ID), *LONG_RUN, "strategy=pmfl", "resume=latest"
     )
-    assert "memory_lost" not in metrics.decode()
+    assert "state_lost" not in metrics.decode()
     assert summary["failures"] == 0
 
 
@@ -188,7 +188,7 @@ def test_state_that_no_run_changes_is_removed_when_another_trains(tmp_path):
     assert not old.memory.exists()
 
 
-def test_a_node_that_left_for_good_does_not_hold_up_a_resumed_run(tmp_path, capsys):
+def test_a_client_that_left_for_good_does_not_hold_up_a_resumed_run(tmp_path, capsys):
     """Clients 1 and 2 are absent when the run resumes. Client 1 returns after round 3 with another id, and 2 never."""
     run_until_stopped(tmp_path, "strategy=pmfl")
     wire = Wire(*plain(**{"state-dir": f"{tmp_path}/state{{k}}"}), run_id=SECOND_RUN_ID)
@@ -200,31 +200,31 @@ def test_a_node_that_left_for_good_does_not_hold_up_a_resumed_run(tmp_path, caps
         return reply
 
     wire.change = back
-    how = (*LONG_RUN, "strategy=pmfl", "resume=latest", "wait_for_nodes=2")
+    how = (*LONG_RUN, "strategy=pmfl", "resume=latest", "wait_for_clients=2")
     _, metrics, _, summary = run_devices(tmp_path / "run", wire, *how)
     said = capsys.readouterr().out
-    assert "after 2 s 1 of 3 nodes are here; missing: partition 1, 2. They count as absent until they are back" in said
-    assert "partition 1 is back as node 13" in said
+    assert "after 2 s 1 of 3 clients are here; missing: partition 1, 2. They count as absent until they are back" in said
+    assert "partition 1 is back as client 13" in said
     assert {n: c for n, c in rows_of(metrics, "failures").items() if n > 2} == {3: 2, 4: 1, 5: 1}
-    assert not any(rows_of(metrics, "memory_lost").values())
+    assert not any(rows_of(metrics, "state_lost").values())
     assert [int(memory_of(tmp_path, k)["rounds"]) for k in range(2)] == [5, 4]
     assert (summary["status"], summary["rounds"]) == ("finished", 5)
     # Nor does it wait for ever if no client is available.
-    with pytest.raises(UserError, match=r"after 0.2 s 0 of 3 nodes are here; missing: partition 0, 1, 2. Start them, or"):
-        run_devices(tmp_path / "run", Wire(run_id=SECOND_RUN_ID + 1), *how, "wait_for_nodes=0.2")
+    with pytest.raises(UserError, match=r"after 0.2 s 0 of 3 clients are here; missing: partition 0, 1, 2. Start them, or"):
+        run_devices(tmp_path / "run", Wire(run_id=SECOND_RUN_ID + 1), *how, "wait_for_clients=0.2")
 
 
 def test_two_runs_that_go_on_from_the_same_checkpoint_do_not_mix(tmp_path, capsys):
     """The clients' disks hold the last attempt's state. The other branch finds nothing and reports so."""
     run_until_stopped(tmp_path, "strategy=pmfl")
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    run_devices(tmp_path / "run", nodes(tmp_path, SECOND_RUN_ID), *LONG_RUN, "strategy=pmfl", "resume=latest")
-    branch = nodes(tmp_path, SECOND_RUN_ID + 1)
+    run_devices(tmp_path / "run", clients(tmp_path, SECOND_RUN_ID), *LONG_RUN, "strategy=pmfl", "resume=latest")
+    branch = clients(tmp_path, SECOND_RUN_ID + 1)
     _, metrics, *_ = run_devices(tmp_path / "copy", branch, *LONG_RUN, "strategy=pmfl", "resume=latest")
-    assert rows_of(metrics, "memory_lost") == {3: 3}
+    assert rows_of(metrics, "state_lost") == {3: 3}
 
 
-def test_without_state_dir_it_is_refused_where_nodes_remember(tmp_path):
+def test_without_state_dir_it_is_refused_where_clients_remember(tmp_path):
     with pytest.raises(UserError, match="cannot take part: checkpoint_every and resume: --node-config needs state-dir"):
         run_devices(tmp_path / "a", Wire(*plain()), *LONG_RUN, "strategy=pmfl")
     *_, summary = run_devices(tmp_path / "b", Wire(*plain()), *LONG_RUN, "strategy=fedavg")
@@ -241,18 +241,18 @@ def test_a_process_that_forgets_without_state_dir_is_told_of(tmp_path, capsys):
 
     wire.change = forget
     _, metrics, *_ = run_devices(tmp_path / "run", wire, "strategy=pmfl")
-    assert rows_of(metrics, "memory_lost") == {2: 1}
+    assert rows_of(metrics, "state_lost") == {2: 1}
     assert "ended with its process, as it has no state-dir" in capsys.readouterr().out
 
 
 def test_checkpoints_of_devices_and_of_simulations_are_told_apart(tmp_path):
     run_until_stopped(tmp_path, "strategy=pmfl")
     stored = json.loads((tmp_path / "run" / "checkpoints" / "000002" / "state.json").read_text())["config"]
-    with pytest.raises(UserError, match="what nodes remember at .*000002 is on devices; go on from it with flwr run"):
+    with pytest.raises(UserError, match="what clients remember at .*000002 is on devices; go on from it with flwr run"):
         run({**stored, "resume": "latest", "output_dir": str(tmp_path / "run")})
     run({**stored, "output_dir": str(tmp_path / "local")})
     with pytest.raises(UserError, match="is in the checkpoint; go on from it with main.py"):
-        again = nodes(tmp_path, SECOND_RUN_ID)
+        again = clients(tmp_path, SECOND_RUN_ID)
         run_devices(tmp_path / "b", again, *LONG_RUN, "strategy=pmfl", f"resume={tmp_path}/local")
 
 
@@ -267,7 +267,7 @@ def tensors(value):
     return {"a": torch.full((3,), float(value))}
 
 
-def test_what_a_node_keeps_is_what_it_remembered_at_the_last_checkpoint(tmp_path):
+def test_what_a_client_keeps_is_what_it_remembered_at_the_last_checkpoint(tmp_path):
     state = StateDir(tmp_path, "1", 0, "pmfl")
     for server_round, last in ((3, 0), (4, 0), (8, 5), (9, 5), (14, 10)):
         state.write(tensors(server_round), moment("1", server_round, last))
@@ -275,7 +275,7 @@ def test_what_a_node_keeps_is_what_it_remembered_at_the_last_checkpoint(tmp_path
     assert same(state.read(moment("2", 11, 10, s1=10)), tensors(9))
     assert same(state.read(moment("2", 15, 14, s1=14)), tensors(14))
     with pytest.raises(
-        MemoryFileError, match="of round 4 is not there"
+        ClientStateError, match="of round 4 is not there"
     ):  # told of a newer checkpoint, it forgot that of round 5
         state.read(moment("2", 6, 5, 4, s1=5))
     # The second attempt resumes from round 10 and stops before a checkpoint. So does the third.
@@ -287,7 +287,7 @@ def test_what_a_node_keeps_is_what_it_remembered_at_the_last_checkpoint(tmp_path
     assert same(state.read(moment("6", 12, 10, s1=10)), tensors(9))
 
 
-def test_a_node_that_trained_first_after_the_checkpoint_goes_back_to_nothing(tmp_path):
+def test_a_client_that_trained_first_after_the_checkpoint_goes_back_to_nothing(tmp_path):
     state = StateDir(tmp_path, "1", 0, "pmfl")
     state.write(tensors(12), moment("1", 12, 10))
     assert state.read(moment("2", 11, 10, s1=10)) == {}

@@ -5,19 +5,19 @@ import sys
 
 import pytest
 import torch
-from rig import config_of
+from helpers import config_of
 from tiny import TINY_RUN, run_tiny
 from wire import Wire, plain, rows_of, run_devices
 
 from contrafed.client_app.message_checks import check_modules, check_steps
 from contrafed.core import codec
-from contrafed.core.client_run import node_run
+from contrafed.core.client_run import client_run_of
 from contrafed.core.errors import UserError
 from contrafed.core.tensors import PRIVATE, write
 
 
 def settings(**changes):
-    values = json.loads(node_run(config_of(*TINY_RUN)).to_json())
+    values = json.loads(client_run_of(config_of(*TINY_RUN)).to_json())
     for group, module in changes.items():
         values[group] = values[group] | {"module": module}
     return json.dumps(values)
@@ -91,6 +91,6 @@ def test_client_state_in_checkpoints_and_in_the_engine_is_private(tmp_path):
     write(tmp_path / "a", {"x": torch.zeros(2)}, mode=PRIVATE)
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
     run_tiny(tmp_path / "run", "strategy=fedper", "engine=local", "checkpoint_every=1", "num_rounds=2", "save_personal=true")
-    files = [*tmp_path.glob("run/checkpoints/nodes/*"), *tmp_path.glob("run/personal/**/*.safetensors")]
+    files = [*tmp_path.glob("run/checkpoints/clients/*"), *tmp_path.glob("run/personal/**/*.safetensors")]
     assert len(files) >= 6
     assert [path for path in files if path.stat().st_mode & 0o077] == []

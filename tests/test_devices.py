@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
-from rig import config_of, same
+from helpers import config_of, same
 from safetensors.torch import load_file, save_file
 from wire import RUN, SMALL_RUN, Wire, clients_error, plain, rows_of, run_devices
 
 import contrafed.client_app.app
-from contrafed.client_app.files import MemoryFileError, Moment, StateDir
+from contrafed.client_app.files import ClientStateError, Moment, StateDir
 from contrafed.core import codec
 from contrafed.core.errors import UserError
 from contrafed.engines.device_grid import DeviceGrid
@@ -31,7 +31,7 @@ CURRENT_MOMENT = Moment(str(RUN), 2)
 
 
 @pytest.mark.parametrize("name", ["pmfl", "fedcrl", "moon", "fedper"])
-def test_a_node_that_is_another_process_at_every_message_equals_local(tmp_path, name):
+def test_a_client_that_is_another_process_at_every_message_equals_local(tmp_path, name):
     """Nothing in Context.state persists here, so the client state is that of the state-dir."""
     wire = Wire(*plain(**{"state-dir": f"{tmp_path}/state{{k}}"}))
 
@@ -41,16 +41,16 @@ def test_a_node_that_is_another_process_at_every_message_equals_local(tmp_path, 
 
     wire.change = forget
     keep = ("strategy.local.keep_optimizer=true", "strategy.local.optimizer=adam") if name == "moon" else ()
-    model, metrics, nodes, _ = run_devices(tmp_path / "devices", wire, f"strategy={name}", *keep)
+    model, metrics, clients, _ = run_devices(tmp_path / "devices", wire, f"strategy={name}", *keep)
     local = run(config_of(f"strategy={name}", *SMALL_RUN, *keep, f"output_dir={tmp_path}/local"))
     assert same(model, load_file(tmp_path / "local" / "model.safetensors"))
     assert metrics == (tmp_path / "local" / "metrics.csv").read_bytes()
-    assert nodes == (tmp_path / "local" / "nodes.csv").read_bytes()
+    assert clients == (tmp_path / "local" / "clients.csv").read_bytes()
     assert local["failures"] == 0
 
 
 def test_memory_ends_with_the_run_and_another_runs_is_never_used(tmp_path):
-    state = tmp_path / "state0" / "memory"
+    state = tmp_path / "state0" / "client_state"
     run_devices(tmp_path / "a", Wire(*plain(**{"state-dir": f"{tmp_path}/state{{k}}"})), "strategy=fedcrl")
     assert list(state.iterdir()) == []  # the last evaluation said that it is the last
     run_devices(tmp_path / "b", Wire(*plain(**{"state-dir": f"{tmp_path}/state{{k}}"})), "strategy=pmfl")
@@ -100,7 +100,7 @@ def foreign(path):
     ],
 )  # fmt: skip
 def test_a_memory_that_is_not_whole_is_reported_and_begins_anew(tmp_path, capsys, damage, says):
-    path = tmp_path / "state1" / "memory" / f"{RUN}-1.safetensors"
+    path = tmp_path / "state1" / "client_state" / f"{RUN}-1.safetensors"
 
     def hit(k, message, reply):
         if k == 1 and message.metadata.group_id == "2" and message.metadata.message_type == "train":
@@ -109,11 +109,11 @@ def test_a_memory_that_is_not_whole_is_reported_and_begins_anew(tmp_path, capsys
 
     wire = Wire(*plain(**{"state-dir": f"{tmp_path}/state{{k}}"}), change=hit)
     _, metrics, _, summary = run_devices(tmp_path / "run", wire, "strategy=pmfl")
-    assert rows_of(metrics, "memory_lost") == {3: 1}
-    assert "round 3: node 1 begins with an empty memory" in (said := capsys.readouterr().out)
+    assert rows_of(metrics, "state_lost") == {3: 1}
+    assert "round 3: client 1 begins with an empty client state" in (said := capsys.readouterr().out)
     assert says in said
     assert load_file(path)["rounds"] == 1
-    assert load_file(tmp_path / "state0" / "memory" / f"{RUN}-0.safetensors")["rounds"] == 3
+    assert load_file(tmp_path / "state0" / "client_state" / f"{RUN}-0.safetensors")["rounds"] == 3
     assert summary["failures"] == summary["replies_rejected"] == 0
 
 
@@ -130,11 +130,11 @@ def test_a_crash_while_memory_is_written_leaves_the_old_one(tmp_path, monkeypatc
     found = state.read(Moment("1"))
     assert torch.equal(found["a"], torch.ones(2))
     assert found["count"] == 3
-    with pytest.raises(MemoryFileError, match="of another method: pmfl, not moon"):
+    with pytest.raises(ClientStateError, match="of another method: pmfl, not moon"):
         StateDir(tmp_path, "1", 0, "moon").read(Moment("1"))
 
 
-def test_personal_models_stay_below_the_nodes_own_folder(tmp_path, monkeypatch):
+def test_personal_models_stay_below_the_clients_own_folder(tmp_path, monkeypatch):
     """The server names a run, never a path. A saved model is found again by that name."""
     state = {"state-dir": f"{tmp_path}/state{{k}}"}
     *_, summary = run_devices(tmp_path / "run", Wire(*plain(**state)), "strategy=fedcrl", "save_personal=true")
@@ -146,7 +146,7 @@ def test_personal_models_stay_below_the_nodes_own_folder(tmp_path, monkeypatch):
     serve(DeviceGrid(Wire(*plain(**state)), 99), config)
     again = json.loads((tmp_path / "again" / "summary.json").read_text())
     assert again["personal_accuracy_mean"] == summary["personal_accuracy_mean"]
-    with pytest.raises(UserError, match="node 10 cannot take part: --node-config needs state-dir"):
+    with pytest.raises(UserError, match="client 10 cannot take part: --node-config needs state-dir"):
         run_devices(tmp_path / "none", Wire(*plain()), "strategy=fedcrl", "save_personal=true")
     # A device never writes to a path from a message.
     identify()
@@ -163,8 +163,8 @@ def test_personal_models_stay_below_the_nodes_own_folder(tmp_path, monkeypatch):
 def answers_but(k, when, what):
     """A client whose replies to round ``when``'s training are ``what(reply)``."""
 
-    def change(node, message, reply):
-        hit = node == k and message.metadata.group_id == when and message.metadata.message_type == "train"
+    def change(client, message, reply):
+        hit = client == k and message.metadata.group_id == when and message.metadata.message_type == "train"
         return what(message, reply) if hit else reply
 
     return change
@@ -183,7 +183,7 @@ def expected_without(*rounds):
 def _without(folder, rounds):
     trace = folder / "trace.csv"
     lines = [f"{k},{t},{int(not (k == 1 and t in rounds))}" for k in range(3) for t in (1, 2, 3)]
-    trace.write_text("node,round,available\n" + "\n".join(lines) + "\n")
+    trace.write_text("client,round,available\n" + "\n".join(lines) + "\n")
     small = [o for o in SMALL_RUN if not o.startswith("participation")]
     absent = ("participation=trace", f"participation.path={trace}")
     run(config_of("strategy=fedavg", *small, *absent, f"output_dir={folder}/absent"))
@@ -254,7 +254,7 @@ def test_a_bad_reply_costs_only_itself(tmp_path, capsys, fault):
     assert same(model, expected_without(2))
     assert rows_of(metrics, counted) == {1: 0, 2: 1, 3: 0}
     assert summary["failures"] + summary["replies_rejected"] == 1
-    assert "round 2: 1 reply did not count; the first: node 1" in capsys.readouterr().out
+    assert "round 2: 1 reply did not count; the first: client 1" in capsys.readouterr().out
 
 
 def test_a_reply_that_says_less_of_its_training_counts_all_the_same(tmp_path):
@@ -270,7 +270,7 @@ def test_a_reply_that_says_less_of_its_training_counts_all_the_same(tmp_path):
     assert b"\n2,global,fit,loss" not in metrics
 
 
-def test_a_node_that_is_offline_when_a_round_begins_is_an_absent_node(tmp_path):
+def test_a_client_that_is_offline_when_a_round_begins_is_an_absent_client(tmp_path):
     wire = Wire(*plain())
 
     def leave(k, message, reply):
@@ -296,13 +296,13 @@ def test_fewer_than_min_replies_leave_the_model_as_it_is(tmp_path, capsys, engin
     bad = answers_but(1, "2", lambda m, r: with_array(r, Array(first(r).numpy() * np.nan)))
     options = ("strategy=pmfl", "min_replies=3", "num_rounds=2")
     if engine == "devices":
-        model, metrics, nodes, summary = run_devices(tmp_path / "two", Wire(*plain(), change=bad), *options)
+        model, metrics, clients, summary = run_devices(tmp_path / "two", Wire(*plain(), change=bad), *options)
         one = run_devices(tmp_path / "one", Wire(*plain()), "strategy=pmfl", "min_replies=3", "num_rounds=2")
         assert rows_of(metrics, "replies_rejected") == {1: 0, 2: 3}
         assert not same(model, one[0])
     else:  # client 2 is absent in round 2
         trace = tmp_path / "trace.csv"
-        trace.write_text("node,round,available\n0,1,1\n1,1,1\n2,1,1\n0,2,1\n1,2,1\n")
+        trace.write_text("client,round,available\n0,1,1\n1,1,1\n2,1,1\n0,2,1\n1,2,1\n")
         small = [o for o in SMALL_RUN if not o.startswith("participation")]
         away = ("participation=trace", f"participation.path={trace}")
         summary = run(config_of(*small, *away, *options, f"output_dir={tmp_path}/two"))
@@ -319,16 +319,16 @@ def test_fewer_than_min_replies_leave_the_model_as_it_is(tmp_path, capsys, engin
 
 
 def test_min_replies_is_checked():
-    with pytest.raises(UserError, match="min_replies=4 is more than num_nodes=3"):
-        compose_deployed_run("num_nodes=3 min_replies=4 engine=local")
+    with pytest.raises(UserError, match="min_replies=4 is more than num_clients=3"):
+        compose_deployed_run("num_clients=3 min_replies=4 engine=local")
     with pytest.raises(
         UserError, match="min_replies=3 is more than the 2 that participation.select asks: the model would never"
     ):
-        compose_deployed_run("num_nodes=3 min_replies=3 participation=uniform participation.select=2 engine=local")
+        compose_deployed_run("num_clients=3 min_replies=3 participation=uniform participation.select=2 engine=local")
     with pytest.raises(
-        UserError, match=r"min_replies=3 is more than the 2 that train \(held_out_nodes\): the model would never"
+        UserError, match=r"min_replies=3 is more than the 2 that train \(held_out_clients\): the model would never"
     ):
-        compose_deployed_run("num_nodes=3 min_replies=3 participation=full held_out_nodes=1 engine=local")
+        compose_deployed_run("num_clients=3 min_replies=3 participation=full held_out_clients=1 engine=local")
 
 
 def test_an_evaluation_that_fails_is_counted_and_the_rest_is_averaged(tmp_path, capsys):
@@ -345,11 +345,11 @@ def test_an_evaluation_that_fails_is_counted_and_the_rest_is_averaged(tmp_path, 
     assert rows_of(metrics, "failures") == {1: 0, 2: 0, 3: 1}
     spread = rows_of(metrics, "accuracy_std")
     assert spread[2] == 0 < spread[1]  # one client is left
-    assert "node 1, evaluation: a score that is not finite (loss)" in (said := capsys.readouterr().out)
-    assert "round 3: 1 reply did not count; the first: node 0, evaluation: " in said
+    assert "client 1, evaluation: a score that is not finite (loss)" in (said := capsys.readouterr().out)
+    assert "round 3: 1 reply did not count; the first: client 0, evaluation: " in said
 
 
-def test_a_node_that_comes_back_under_another_id_is_found_again(tmp_path):
+def test_a_client_that_comes_back_under_another_id_is_found_again(tmp_path):
     """Without a key Flower gives a restarted client a new id, and the old one does not return."""
     wire = Wire(*plain(), {"partition-id": 1}, offline={3})
 

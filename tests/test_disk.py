@@ -12,7 +12,7 @@ import time
 
 import pytest
 import torch
-from rig import config_of, same
+from helpers import config_of, same
 from safetensors.torch import load_file
 from test_checkpoint import ROOT, SMALL_RUN, equal, outcome
 from wire import RUN, Wire, plain, rows_of, run_devices
@@ -49,7 +49,7 @@ def fill(folder):
 
 def command(*overrides):
     """Run the command line on a small run, in its own process."""
-    words = [sys.executable, "main.py", "strategy=pmfl", *SMALL_RUN, "partition.min_node_size=5", *overrides]
+    words = [sys.executable, "main.py", "strategy=pmfl", *SMALL_RUN, "partition.min_client_size=5", *overrides]
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=900)
 
 
@@ -62,7 +62,7 @@ def one_line(found, says):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
-    run(config_of("strategy=pmfl", *SMALL_RUN, "partition.min_node_size=5", f"output_dir={folder}"))
+    run(config_of("strategy=pmfl", *SMALL_RUN, "partition.min_client_size=5", f"output_dir={folder}"))
     return outcome(folder)
 
 
@@ -73,13 +73,13 @@ def test_a_disk_that_fills_up_ends_a_run_in_one_line_and_it_goes_on_where_there_
         kept = checkpoint.find(disk / "run")
         assert 1 <= kept.server_round < 7
         subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)
-        small = ("strategy=pmfl", *SMALL_RUN, "partition.min_node_size=5", "resume=latest")
+        small = ("strategy=pmfl", *SMALL_RUN, "partition.min_client_size=5", "resume=latest")
         run(config_of(*small, "checkpoint_every=1", "checkpoint_keep=50", f"output_dir={disk}/run"))
         assert equal(outcome(disk / "run"), whole)
 
 
 def test_a_disk_that_became_read_only(tmp_path, whole):
-    small = ("strategy=pmfl", *SMALL_RUN, "partition.min_node_size=5", "checkpoint_every=2")
+    small = ("strategy=pmfl", *SMALL_RUN, "partition.min_client_size=5", "checkpoint_every=2")
     with small_disk(tmp_path / "disk", 4096) as disk:
         run(config_of(*small, f"output_dir={disk}/run"))
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
@@ -113,7 +113,7 @@ PLACES = {
 @pytest.mark.parametrize("place", PLACES)
 def test_wherever_the_disk_fails_the_last_checkpoint_is_whole(tmp_path, monkeypatch, whole, place):
     module, name, fault, good = PLACES[place]
-    small = ("strategy=pmfl", *SMALL_RUN, "partition.min_node_size=5", "checkpoint_every=2", f"output_dir={tmp_path}/run")
+    small = ("strategy=pmfl", *SMALL_RUN, "partition.min_client_size=5", "checkpoint_every=2", f"output_dir={tmp_path}/run")
     with monkeypatch.context() as patch:
         write = RoundLog.write
 
@@ -151,7 +151,7 @@ def test_a_slow_disk_only_takes_time(tmp_path, monkeypatch, whole):
     flush = RunRecorder.flush
     monkeypatch.setattr(contrafed.runs.checkpoint, "write", slow)
     monkeypatch.setattr(RunRecorder, "flush", lambda self: (time.sleep(0.05), flush(self)))
-    small = ("strategy=pmfl", *SMALL_RUN, "partition.min_node_size=5", "checkpoint_every=3", f"output_dir={tmp_path}/run")
+    small = ("strategy=pmfl", *SMALL_RUN, "partition.min_client_size=5", "checkpoint_every=3", f"output_dir={tmp_path}/run")
     run(config_of(*small))
     assert equal(outcome(tmp_path / "run"), whole)
     assert max(most) == 1
@@ -159,12 +159,12 @@ def test_a_slow_disk_only_takes_time(tmp_path, monkeypatch, whole):
 
 
 @pytest.mark.usefixtures("quick_devices")
-def test_a_node_whose_disk_is_full_is_absent_and_keeps_what_it_remembered(tmp_path):
+def test_a_client_whose_disk_is_full_is_absent_and_keeps_what_it_remembered(tmp_path):
     """Client 1 has no room in round 2 and has again in round 3."""
     seen = {}
 
     def memory():
-        return load_file(disk / "memory" / f"{RUN}-1.safetensors")
+        return load_file(disk / "client_state" / f"{RUN}-1.safetensors")
 
     def change(k, message, reply):
         if k == 1 and message.metadata.message_type == "train":
@@ -177,15 +177,15 @@ def test_a_node_whose_disk_is_full_is_absent_and_keeps_what_it_remembered(tmp_pa
         return reply
 
     with small_disk(tmp_path / "disk", 256) as disk:
-        nodes = plain(**{"state-dir": f"{tmp_path}/state{{k}}"})
-        nodes[1]["state-dir"] = str(disk)
-        _, metrics, _, summary = run_devices(tmp_path / "run", Wire(*nodes, change=change), "strategy=pmfl")
-        assert list((disk / "memory").glob("*.part*")) == []
+        clients = plain(**{"state-dir": f"{tmp_path}/state{{k}}"})
+        clients[1]["state-dir"] = str(disk)
+        _, metrics, _, summary = run_devices(tmp_path / "run", Wire(*clients, change=change), "strategy=pmfl")
+        assert list((disk / "client_state").glob("*.part*")) == []
     assert rows_of(metrics, "failures") == {1: 0, 2: 1, 3: 0}
     assert summary["status"] == "finished"
     assert same(seen[1], seen[2])
     assert [int(seen[t]["rounds"]) for t in (1, 2, 3)] == [1, 1, 2]
-    assert "memory_lost" not in metrics.decode()
+    assert "state_lost" not in metrics.decode()
 
 
 def test_memory_that_cannot_be_written_leaves_the_old_one(tmp_path):
@@ -201,4 +201,4 @@ def test_memory_that_cannot_be_written_leaves_the_old_one(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         signal.signal(signal.SIGXFSZ, handler)
     assert same(state.read(Moment("1", 3)), {"a": torch.ones(2)})
-    assert [path.name for path in (tmp_path / "memory").iterdir()] == ["1-0.safetensors"]
+    assert [path.name for path in (tmp_path / "client_state").iterdir()] == ["1-0.safetensors"]

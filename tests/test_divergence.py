@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from rig import Schedule, config_of, run_strategy, same, sized_workspace
+from helpers import Schedule, config_of, run_strategy, same, sized_workspace
 from tiny import TINY_RUN
 
 from contrafed.clients.fedper import FedPerClient
@@ -26,29 +26,29 @@ class Diverging(FedPerClient):
 
     in_loss = True
 
-    def local_work(self, stack):
+    def local_update(self, stack):
         self.train(stack)
-        if stack.server_round == 2 and 2 in stack.nodes:
-            row = stack.nodes.index(2)
+        if stack.server_round == 2 and 2 in stack.clients:
+            row = stack.clients.index(2)
             if self.in_loss:
                 self.losses[-1].tables["loss"][row, 1] = torch.inf
             else:
                 stack.params["classifier.bias"].data[row, 0] = torch.nan
-        return self.sent(stack)
+        return self.make_upload(stack)
 
 
 class InWeights(Diverging):
     in_loss = False
 
 
-def test_a_node_whose_own_model_alone_diverges_keeps_the_one_it_had():
+def test_a_client_whose_own_model_alone_diverges_keeps_the_one_it_had():
     """Ditto's v diverges in the last step. No upload shows it, and every later loss would be NaN."""
     workspace = sized_workspace("ditto", [20, 24], local={"epochs": None, "iterations": 2})
 
     class Own(workspace.client_class):
-        def local_work(self, stack):
-            sent = super().local_work(stack)
-            stack.memory["own/classifier.bias"][0, 0] = torch.inf
+        def local_update(self, stack):
+            sent = super().local_update(stack)
+            stack.state["own/classifier.bias"][0, 0] = torch.inf
             return sent
 
     workspace.client_class = Own
@@ -60,30 +60,32 @@ def test_a_node_whose_own_model_alone_diverges_keeps_the_one_it_had():
 
 @pytest.mark.parametrize("stack_size", [1, 4])
 @pytest.mark.parametrize("client_class", [Diverging, InWeights])
-def test_a_node_that_diverges_is_named_and_keeps_what_it_remembered(client_class, stack_size):
-    settings = config_of("strategy=fedper", "num_nodes=4", "participation=full")
+def test_a_client_that_diverges_is_named_and_keeps_what_it_remembered(client_class, stack_size):
+    settings = config_of("strategy=fedper", "num_clients=4", "participation=full")
     workspace = sized_workspace("fedper", [20, 24, 28, 32], local={"epochs": None, "iterations": 3})
-    workspace.client_class, rounds, memories = client_class, [], []
+    workspace.client_class, rounds, client_states = client_class, [], []
     grid = LocalGrid(4, stack_size)
 
     def after(done):
         rounds.append(done)
-        memories.append({k: dict(grid.memory.get(FIRST_NODE_ID + k)) for k in range(4)} if done.server_round else {})
+        client_states.append(
+            {k: dict(grid.client_states.get(FIRST_NODE_ID + k)) for k in range(4)} if done.server_round else {}
+        )
 
     models, _ = run_strategy(
         workspace, settings, Schedule([range(4)] * 3), 3, stack_size=stack_size, grid=grid, may_fail=True, after_round=after
     )
     (said,) = rounds[2].failures
     loss = "loss inf" if client_class.in_loss else "loss "
-    assert said.startswith(f"node 2, round 2, step {1 if client_class.in_loss else 2}, {loss}")
+    assert said.startswith(f"client 2, round 2, step {1 if client_class.in_loss else 2}, {loss}")
     assert said.endswith("" if client_class.in_loss else ": its weights are not finite")
     assert rounds[2].rejected == {"not finite": 1}
     assert rounds[2].diverged == [said]
     assert not any(done.diverged for number, done in enumerate(rounds) if number != 2)
     # It continues from its earlier state, and its replies are accepted again.
-    assert same(memories[2][2], memories[1][2])
-    assert not same(memories[2][1], memories[1][1])
-    assert not same(memories[3][2], memories[2][2])
+    assert same(client_states[2][2], client_states[1][2])
+    assert not same(client_states[2][1], client_states[1][1])
+    assert not same(client_states[3][2], client_states[2][2])
     assert rounds[3].rejected == {}
     assert all(bool(value.isfinite().all()) for model in models for value in model.values())
 
@@ -91,11 +93,11 @@ def test_a_node_that_diverges_is_named_and_keeps_what_it_remembered(client_class
 def test_a_run_goes_on_or_stops_with_everything_written(tmp_path, call_command):
     summary = run(config_of(*DIVERGING_RUN, f"output_dir={tmp_path}/on"))
     assert (summary["status"], summary["rounds"], summary["replies_rejected"]) == ("finished", 3, 18)
-    with pytest.raises(RunStopped, match=r"^on_divergence=stop: node 0, round 1, step \d+, loss (nan|inf)$"):
+    with pytest.raises(RunStopped, match=r"^on_divergence=stop: client 0, round 1, step \d+, loss (nan|inf)$"):
         run(config_of(*DIVERGING_RUN, "on_divergence=stop", f"output_dir={tmp_path}/notebook"))
     done = call_command(*DIVERGING_RUN, "on_divergence=stop", f"output_dir={tmp_path}/off")
     assert done.returncode == 1
-    assert done.stderr.startswith("error: on_divergence=stop: node 0, round 1, step ")
+    assert done.stderr.startswith("error: on_divergence=stop: client 0, round 1, step ")
     assert len(done.stderr.splitlines()) == 1
     left = json.loads((tmp_path / "off" / "summary.json").read_text())
     assert (left["status"], left["rounds"]) == ("diverged", 1)
@@ -109,20 +111,20 @@ def test_a_run_that_stopped_never_goes_on_behind_it(tmp_path):
     """Its last checkpoint is of the round before. Otherwise a repeated sweep would take it for a finished run."""
     wanted = (*DIVERGING_RUN, "on_divergence=stop", "checkpoint_every=1", "resume=latest", f"output_dir={tmp_path}/run")
     for _ in range(2):
-        with pytest.raises(RunStopped, match=r"node 0, round 1, "):
+        with pytest.raises(RunStopped, match=r"client 0, round 1, "):
             run(config_of(*wanted))
     assert run(config_of(*wanted, "on_divergence=reject"))["status"] == "finished"
 
 
 def test_a_run_whose_last_rounds_all_fail_is_finished_whether_it_was_stopped_or_not(tmp_path, monkeypatch):
-    real = FedPerClient.local_work
+    real = FedPerClient.local_update
 
     def fails(self, stack):
         if stack.server_round == 3:
             raise ValueError("a slip of its author's")
         return real(self, stack)
 
-    monkeypatch.setattr(FedPerClient, "local_work", fails)
+    monkeypatch.setattr(FedPerClient, "local_update", fails)
     wanted = ("strategy=fedper", *TINY_RUN, "engine=local", "participation=full", "checkpoint_every=2", "num_rounds=3")
     assert run(config_of(*wanted, f"output_dir={tmp_path}/whole"))["status"] == "finished"
     (tmp_path / "whole" / "summary.json").unlink()
@@ -142,15 +144,15 @@ class LastFirst:
         return list(self.grid.send_and_receive(messages, timeout=timeout))[::-1]
 
 
-def test_nodes_are_named_by_their_numbers_whoever_was_first():
+def test_clients_are_named_by_their_numbers_whoever_was_first():
     workspace, rounds = sized_workspace("fedavg", [20] * 3, local={"epochs": None, "iterations": 3, "lr": 1e200}), []
-    settings = config_of("strategy=fedavg", "num_nodes=3", "participation=full")
+    settings = config_of("strategy=fedavg", "num_clients=3", "participation=full")
     run_strategy(workspace, settings, Schedule([range(3)]), 1, wrap=LastFirst, may_fail=True, after_round=rounds.append)
-    assert [line.split(",")[0] for line in rounds[1].diverged] == ["node 0", "node 1", "node 2"]
+    assert [line.split(",")[0] for line in rounds[1].diverged] == ["client 0", "client 1", "client 2"]
     assert rounds[1].failures == rounds[1].diverged
 
 
-def test_a_run_in_which_every_node_fails_is_no_finished_one(tmp_path, call_command, monkeypatch):
+def test_a_run_in_which_every_client_fails_is_no_finished_one(tmp_path, call_command, monkeypatch):
     """After its author has fixed it, the run starts with round 1 and has all its rounds."""
 
     def broken(self, stack):
@@ -158,10 +160,12 @@ def test_a_run_in_which_every_node_fails_is_no_finished_one(tmp_path, call_comma
 
     overrides = ("strategy=fedper", *TINY_RUN, "engine=local", "participation=full", "checkpoint_every=2", "resume=latest")
     with monkeypatch.context() as patch:
-        patch.setattr(FedPerClient, "local_work", broken)
+        patch.setattr(FedPerClient, "local_update", broken)
         failed = call_command(*overrides, f"output_dir={tmp_path}/run")
     assert (failed.returncode, len(failed.stderr.splitlines())) == (1, 1)
-    said = "error: every node failed in every round; the first: node 0, round 1, step 0: ValueError: a slip of its author's ("
+    said = (
+        "error: every client failed in every round; the first: client 0, round 1, step 0: ValueError: a slip of its author's ("
+    )
     assert failed.stderr.startswith(said)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
     assert call_command(*overrides, f"output_dir={tmp_path}/run").returncode == 0
@@ -170,7 +174,7 @@ def test_a_run_in_which_every_node_fails_is_no_finished_one(tmp_path, call_comma
 
 
 def fail_at_one_line(self, stack):
-    raise ValueError(f"a slip of its author's with client {stack.nodes}")
+    raise ValueError(f"a slip of its author's with client {stack.clients}")
 
 
 def fail_at_two_lines(self, stack):
@@ -185,7 +189,7 @@ def fail_once(self, stack):
     return LOCAL_WORK(self, stack)
 
 
-LOCAL_WORK = FedPerClient.local_work
+LOCAL_WORK = FedPerClient.local_update
 # Of 30 rounds, those that begin.
 MISTAKES = [(fail_at_one_line, 2), (fail_at_two_lines, 30), (fail_once, 30)]
 
@@ -194,7 +198,7 @@ MISTAKES = [(fail_at_one_line, 2), (fail_at_two_lines, 30), (fail_once, 30)]
 @pytest.mark.parametrize("stack_size", [1, 3])
 def test_a_mistake_in_a_method_ends_the_run_after_two_rounds(tmp_path, call_command, monkeypatch, mistake, rounds, stack_size):
     """But not where anything else could be the cause."""
-    monkeypatch.setattr(FedPerClient, "local_work", mistake)
+    monkeypatch.setattr(FedPerClient, "local_update", mistake)
     line = (
         "strategy=fedper",
         *TINY_RUN,
@@ -225,7 +229,7 @@ def test_engines_stop_alike(tmp_path, engine):
         summary = json.loads((tmp_path / name / "summary.json").read_text())
         assert (summary["status"], summary["rounds"]) == ("diverged", 1)
     assert said[engine] == said["local"]
-    assert said[engine][0].startswith("error: on_divergence=stop: node 0, round 1, step ")
+    assert said[engine][0].startswith("error: on_divergence=stop: client 0, round 1, step ")
 
 
 def test_flowers_own_interface_says_it_too():
@@ -234,4 +238,4 @@ def test_flowers_own_interface_says_it_too():
     _, _, metrics = client.fit(client.get_parameters({}), {"server-round": 1})
     assert not math.isfinite(metrics["loss"])
     assert client.diverged.startswith("step ")
-    assert client.memories == [{}]
+    assert client.client_states == [{}]

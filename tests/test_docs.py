@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from helpers import checked_jobs
 from omegaconf import OmegaConf
 from reported import method, write_run
-from rig import checked_jobs
 
 import contrafed.command
 from contrafed.config.command_line import check_arguments, read_arguments
@@ -172,8 +172,8 @@ def test_a_wrong_command_in_a_block_is_noticed(tmp_path):
     page = ROOT / "docs" / "index.md"
     with pytest.raises(UserError, match="did you mean 'pmfl'"):
         parse_block(blocks.Block(page, 1, "bash", "", "minutes", "python main.py -m strategy=fedavg,pmfll\n"))
-    with pytest.raises(UserError, match="did you mean 'num_nodes'"):
-        parse_block(blocks.Block(page, 1, "bash", "", "devices", "flwr run . --run-config 'overrides=\"num_node=3\"'\n"))
+    with pytest.raises(UserError, match="did you mean 'num_clients'"):
+        parse_block(blocks.Block(page, 1, "bash", "", "devices", "flwr run . --run-config 'overrides=\"num_client=3\"'\n"))
     wrong = tmp_path / "page.md"
     wrong.write_text("<!-- needs: luck -->\n```bash\ntrue\n```\n")
     with pytest.raises(ValueError, match="unknown need 'luck'"):
@@ -213,7 +213,7 @@ def test_every_method_has_a_page_with_paper_symbols_and_readings():
     text = catalogue.page("pmfl")
     assert "| `strategy.contrast_weight` | `0.5` | lambda; 0: w/o MCT |" in text
     assert "| `strategy.local.lr` | `0.1` | eta\\_l |" in text
-    assert "`threshold=literal\\|current\\|node\\|constant`" in text  # its interpretations
+    assert "`threshold=literal\\|current\\|client\\|constant`" in text  # its interpretations
     assert "and the global one" in catalogue.page("ditto")
     assert "and the global one" not in catalogue.page("fedamp")
     assert "two readings" not in catalogue.page("fedavg")
@@ -233,12 +233,12 @@ def test_the_experiment_of_ones_own_is_taken_as_it_stands(tmp_path):
     path.parent.mkdir(parents=True)
     path.write_text(block.text)
     runs = checked_jobs(f"experiment={path.stem}", folder=tmp_path / "yamls")
-    jobs_of = [(run.node.strategy.name, run.seed) for run in runs]
+    jobs_of = [(run.client.strategy.name, run.seed) for run in runs]
     assert jobs_of == [(name, seed) for name in ("fedavg", "fedprox", "moon") for seed in (0, 1, 2)]
-    assert {run.node.dataset.name for run in runs} == {"cifar100"}
-    assert {run.node.partition.config.alpha for run in runs} == {run.participation.config.select for run in runs} == {0.1}
-    assert {run.node.strategy.config.local.epochs for run in runs} == {5}
-    assert runs[3].node.strategy.config.proximal_weight == 0.001
+    assert {run.client.dataset.name for run in runs} == {"cifar100"}
+    assert {run.client.partition.config.alpha for run in runs} == {run.participation.config.select for run in runs} == {0.1}
+    assert {run.client.strategy.config.local.epochs for run in runs} == {5}
+    assert runs[3].client.strategy.config.proximal_weight == 0.001
 
 
 @pytest.mark.slow

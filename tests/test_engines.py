@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from rig import config_of, same, workspace_of
+from helpers import config_of, same, workspace_of
 from safetensors.torch import load_file
 from tiny import run_tiny, tiny_workspace
 
@@ -25,24 +25,26 @@ def test_ray_equals_local_bit_for_bit(tmp_path, local_runs, monkeypatch, method,
     renewed = []
     renew = shared_memory.Broadcast.renew
     monkeypatch.setattr(shared_memory.Broadcast, "renew", lambda self, size=None: (renewed.append(size), renew(self, size)))
-    summary, model, metrics, nodes = run_tiny(tmp_path / "run", f"strategy={method}", "engine=ray", f"engine.workers={workers}")
-    _, expected, expected_metrics, expected_nodes = local_runs(method)
+    summary, model, metrics, clients = run_tiny(
+        tmp_path / "run", f"strategy={method}", "engine=ray", f"engine.workers={workers}"
+    )
+    _, expected, expected_metrics, expected_clients = local_runs(method)
     assert summary["failures"] == summary["replies_rejected"] == 0
     assert same(model, expected)
     assert metrics == expected_metrics
-    assert nodes == expected_nodes
-    assert None not in renewed, "a node kept hold of a broadcast, which then cannot use the same memory again"
+    assert clients == expected_clients
+    assert None not in renewed, "a client kept hold of a broadcast, which then cannot use the same memory again"
     assert renewed or not hasattr(os, "memfd_create")  # shared memory was in use
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pmfl"])
 def test_flowers_own_runtime_equals_local_bit_for_bit(tmp_path, local_runs, method):
-    summary, model, metrics, nodes = run_tiny(tmp_path / "run", f"strategy={method}", "engine=flower")
-    _, expected, expected_metrics, expected_nodes = local_runs(method)
+    summary, model, metrics, clients = run_tiny(tmp_path / "run", f"strategy={method}", "engine=flower")
+    _, expected, expected_metrics, expected_clients = local_runs(method)
     assert summary["failures"] == 0
     assert same(model, expected)
     assert metrics == expected_metrics
-    assert nodes == expected_nodes
+    assert clients == expected_clients
 
 
 def test_the_same_seed_twice_gives_the_same_bytes_and_another_seed_does_not(tmp_path, local_runs):
@@ -61,7 +63,7 @@ def test_stack_size_changes_numbers_only_by_rounding(tmp_path, local_runs):
 def test_a_local_run_imports_no_ray():
     code = (
         "import sys\nfrom contrafed import run, compose\n"
-        "run(compose('engine=local', 'num_nodes=4', 'num_rounds=1', 'model=mlp', f'output_dir={sys.argv[1]}'))\n"
+        "run(compose('engine=local', 'num_clients=4', 'num_rounds=1', 'model=mlp', f'output_dir={sys.argv[1]}'))\n"
         "assert 'ray' not in sys.modules, 'ray was imported'\n"
     )
     import tempfile
@@ -96,7 +98,7 @@ def test_training_accuracy_is_that_of_the_model_that_is_tested(tmp_path):
     folder = run(config)["folder"]
     workspace = workspace_of(config)
     index = torch.from_numpy(
-        np.concatenate([workspace.federation.partition.train(n) for n in range(workspace.federation.num_nodes)])
+        np.concatenate([workspace.federation.partition.train(n) for n in range(workspace.federation.num_clients)])
     )
     logits = functional_call(workspace.model, load_file(f"{folder}/model.safetensors"), (workspace.images(index),)).logits
     with open(f"{folder}/metrics.csv") as file:
@@ -151,7 +153,7 @@ def test_ctrl_c_leaves_everything_written(tmp_path, engine, how):
         "main.py",
         f"engine={engine}",
         "num_rounds=100000",
-        "num_nodes=8",
+        "num_clients=8",
         "eval_every=1",
         "model=mlp",
         f"output_dir={tmp_path}/run",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-from rig import build_received, sized_workspace
+from helpers import build_received, sized_workspace
 from safetensors.torch import save_file
 
 from contrafed.core import codec, registry
@@ -34,7 +34,7 @@ def train_workspace(name):
     workspace.evaluation_batch = 8
     received = [build_received(workspace)] * len(SIZES)
     updates = workspace.client_class(workspace, range(len(SIZES))).update(received, 1)
-    return workspace, received, [update.memory for update in updates]
+    return workspace, received, [update.client_state for update in updates]
 
 
 def test_a_run_begun_from_a_half_precision_file_has_the_models_own(tmp_path):
@@ -45,20 +45,24 @@ def test_a_run_begun_from_a_half_precision_file_has_the_models_own(tmp_path):
 
 
 @pytest.mark.parametrize("name", registry.choices("strategy"))
-def test_a_stack_is_scored_as_its_nodes_alone(name):
-    workspace, received, memories = train_workspace(name)
-    kept = [{n: v.clone() for n, v in memory.items()} for memory in memories]
+def test_a_stack_is_scored_as_its_clients_alone(name):
+    workspace, received, client_states = train_workspace(name)
+    kept = [{n: v.clone() for n, v in memory.items()} for memory in client_states]
     for options in ({}, {"final": True}, {"split": "train"}):
-        stack = workspace.client_class(workspace, range(len(SIZES)), memories)
-        together = stack.judge(received, 2, **options)
-        for node, found in enumerate(together):
-            (own,) = workspace.client_class(workspace, [node], [memories[node]]).judge(received[:1], 2, **options)
+        stack = workspace.client_class(workspace, range(len(SIZES)), client_states)
+        together = stack.evaluate_clients(received, 2, **options)
+        for client, found in enumerate(together):
+            (own,) = workspace.client_class(workspace, [client], [client_states[client]]).evaluate_clients(
+                received[:1], 2, **options
+            )
             assert found.metrics == pytest.approx(own.metrics, rel=1e-9)
-            assert found.num_examples == own.num_examples == (SIZES if options.get("split") else TESTS)[node]
+            assert found.num_examples == own.num_examples == (SIZES if options.get("split") else TESTS)[client]
             for n, value in own.model.items():
                 torch.testing.assert_close(found.model[n], value, rtol=1e-9, atol=1e-9)
         assert together[0].metrics["loss"] > 0
-    assert [{n: v.tolist() for n, v in m.items()} for m in memories] == [{n: v.tolist() for n, v in m.items()} for m in kept]
+    assert [{n: v.tolist() for n, v in m.items()} for m in client_states] == [
+        {n: v.tolist() for n, v in m.items()} for m in kept
+    ]
 
 
 @pytest.mark.parametrize(
@@ -74,23 +78,23 @@ def test_a_stack_is_scored_as_its_nodes_alone(name):
 )
 def test_memory_that_is_not_asked_for_is_not_brought_together(name, looked_at):
     """Other client states cannot be stacked, because their shapes differ here."""
-    workspace, received, memories = train_workspace(name)
-    others = [n for n in memories[0] if not n.startswith(looked_at or "-")]
+    workspace, received, client_states = train_workspace(name)
+    others = [n for n in client_states[0] if not n.startswith(looked_at or "-")]
     assert any(n.startswith("optimizer/") for n in others)
     assert any(n.startswith("buffer/") for n in others) == (name == "pmfl")
-    memories[1] |= {n: torch.zeros(2, *memories[1][n].shape) for n in others}
+    client_states[1] |= {n: torch.zeros(2, *client_states[1][n].shape) for n in others}
     stacks = []
 
     class Watched(workspace.client_class):
-        def judged(self, stack):
+        def eval_models(self, stack):
             stacks.append(stack)
-            return super().judged(stack)
+            return super().eval_models(stack)
 
-    Watched(workspace, range(len(SIZES)), memories).judge(received, 2)
+    Watched(workspace, range(len(SIZES)), client_states).evaluate_clients(received, 2)
     (stack,) = stacks
-    assert {n for n in stack.memory if n.startswith(looked_at or "-")} == set(stack.memory.loaded_tensors)
+    assert {n for n in stack.state if n.startswith(looked_at or "-")} == set(stack.state.loaded_tensors)
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
-        stack.memory[others[0]]
+        stack.state[others[0]]
 
 
 # ------------------------------------------------------------------------------------------------------- deadlines, faults
@@ -105,25 +109,25 @@ def counting(monkeypatch):
 
 def test_a_deadline_is_looked_at_before_every_batch(monkeypatch):
     """Twelve examples, two of a client's at a time, are six batches."""
-    workspace, received, memories = train_workspace("fedavg")
-    client = workspace.client_class(workspace, range(len(SIZES)), memories)
+    workspace, received, client_states = train_workspace("fedavg")
+    client = workspace.client_class(workspace, range(len(SIZES)), client_states)
     counting(monkeypatch)
-    client.judge(received, 2, deadline=5)
+    client.evaluate_clients(received, 2, deadline=5)
     counting(monkeypatch)
     with pytest.raises(DeadlineError):
-        client.judge(received, 2, deadline=4.5)
+        client.evaluate_clients(received, 2, deadline=4.5)
 
 
 def test_a_deadline_is_looked_at_in_training_before_an_evaluation(monkeypatch):
     """FedRep's last evaluation also fits a head in epochs of 3 steps. It evaluates both models on the client's 7 examples."""
-    workspace, received, memories = train_workspace("fedrep")
-    client = workspace.client_class(workspace, [0], memories[:1])
+    workspace, received, client_states = train_workspace("fedrep")
+    client = workspace.client_class(workspace, [0], client_states[:1])
     clock = counting(monkeypatch)
-    client.judge(received[:1], 2, final=True, deadline=1e9)
+    client.evaluate_clients(received[:1], 2, final=True, deadline=1e9)
     assert next(clock) == workspace.config.head_epochs * 3 + 2
     counting(monkeypatch)
     with pytest.raises(DeadlineError):
-        client.judge(received[:1], 2, final=True, deadline=workspace.config.head_epochs * 3 - 1.5)
+        client.evaluate_clients(received[:1], 2, final=True, deadline=workspace.config.head_epochs * 3 - 1.5)
 
 
 @pytest.fixture
@@ -139,14 +143,14 @@ def ask():
                 codec.CONFIG: ConfigRecord({"server-round": 3, "settings": settings, "cost": 1, "split": "test"}),
             }
         )
-        messages = [Message(content, FIRST_NODE_ID + node, MessageType.EVALUATE) for node in range(len(received))]
+        messages = [Message(content, FIRST_NODE_ID + client, MessageType.EVALUATE) for client in range(len(received))]
         return list(grid.send_and_receive(messages, timeout=timeout))
 
     yield replies
     uninstall()
 
 
-def test_nodes_that_are_out_of_time_are_not_scored(monkeypatch, ask):
+def test_clients_that_are_out_of_time_are_not_scored(monkeypatch, ask):
     workspace, received, _ = train_workspace("fedavg")
     assert len(ask(workspace, received, 1, timeout=600.0)) == len(SIZES)
     clock = itertools.count()
@@ -155,26 +159,26 @@ def test_nodes_that_are_out_of_time_are_not_scored(monkeypatch, ask):
     assert [reply.metadata.src_node_id - FIRST_NODE_ID for reply in found] == [0, 1, 2]
 
 
-def test_a_stack_that_fails_is_halved_until_the_faulty_node_is_alone(ask):
+def test_a_stack_that_fails_is_halved_until_the_faulty_client_is_alone(ask):
     workspace, received, _ = train_workspace("fedavg")
     tried = []
 
     class Broken(workspace.client_class):
-        def judged(self, stack):
-            tried.append(stack.nodes)
-            if 2 in stack.nodes:
+        def eval_models(self, stack):
+            tried.append(stack.clients)
+            if 2 in stack.clients:
                 raise RuntimeError("broken sensor")
-            return super().judged(stack)
+            return super().eval_models(stack)
 
     workspace.client_class = Broken
     found = ask(workspace, received, 4)
     assert tried == [[0, 1, 2, 3], [0, 1], [2, 3], [2], [3]]
     assert [reply.has_error() for reply in found] == [False, False, True, False]
-    said = r"node 2, round 3, evaluation, step 0: RuntimeError: broken sensor \(tests/test_evaluation\.py, line \d+\)"
+    said = r"client 2, round 3, evaluation, step 0: RuntimeError: broken sensor \(tests/test_evaluation\.py, line \d+\)"
     assert re.fullmatch(said, found[2].error.reason)
 
 
-def test_a_stack_that_no_node_fails_in_alone_is_told_of_once(ask):
+def test_a_stack_that_no_client_fails_in_alone_is_told_of_once(ask):
     """``.item()`` works for a single client. On a GPU it would silently make every round slow."""
     workspace, received, _ = train_workspace("fedavg")
 
@@ -186,21 +190,21 @@ def test_a_stack_that_no_node_fails_in_alone_is_told_of_once(ask):
     found = ask(workspace, received, 4)
     assert not any(reply.has_error() for reply in found)
     (note,) = [about[codec.NOTE] for reply in found if (about := codec.config_of(reply))]
-    said = "nodes were run one by one, since as a stack, which is faster, they raise RuntimeError: vmap: It looks like"
+    said = "clients were run one by one, since as a stack, which is faster, they raise RuntimeError: vmap: It looks like"
     assert note.startswith(said)
     assert re.search(r"\(tests/test_evaluation\.py, line \d+\)", note)
     heard = Round(1, np.zeros(0))
-    heard.hear(0, next(reply for reply in found if codec.config_of(reply)), set(), judging=True)
+    heard.hear(0, next(reply for reply in found if codec.config_of(reply)), set(), evaluating=True)
     assert heard.notes == [note]
 
 
-def test_what_a_node_says_is_cut_and_no_terminal_obeys_it():
+def test_what_a_client_says_is_cut_and_no_terminal_obeys_it():
     heard = Round(1, np.zeros(0))
     said = "\x1b[2J" + "x" * 100_000
-    content = RecordDict({codec.CONFIG: ConfigRecord({"memory-lost": said, codec.NOTE: said})})
-    heard.hear(3, SimpleNamespace(content=content), set(), judging=False)
+    content = RecordDict({codec.CONFIG: ConfigRecord({"state-lost": said, codec.NOTE: said})})
+    heard.hear(3, SimpleNamespace(content=content), set(), evaluating=False)
     shown = " [2J" + "x" * (codec.MAX_NOTE_CHARACTERS - 4)
-    assert heard.notes == [f"node 3 begins with an empty memory: {shown}", shown]
+    assert heard.notes == [f"client 3 begins with an empty client state: {shown}", shown]
 
 
 def test_a_stack_that_does_not_fit_is_halved_for_all_that_come(ask):
@@ -208,11 +212,11 @@ def test_a_stack_that_does_not_fit_is_halved_for_all_that_come(ask):
     tried = []
 
     class Big(workspace.client_class):
-        def judged(self, stack):
-            tried.append(stack.nodes)
+        def eval_models(self, stack):
+            tried.append(stack.clients)
             if len(stack) > 1:
                 raise torch.OutOfMemoryError("CUDA out of memory")
-            return super().judged(stack)
+            return super().eval_models(stack)
 
     workspace.client_class = Big
     found = ask(workspace, received, 4)
@@ -220,14 +224,14 @@ def test_a_stack_that_does_not_fit_is_halved_for_all_that_come(ask):
     assert not any(reply.has_error() for reply in found)
 
 
-def test_a_lost_memory_is_told_once_however_often_its_node_is_judged_before_it_trains():
+def test_a_lost_memory_is_told_once_however_often_its_client_is_evaluated_before_it_trains():
     forgetful, told = set(), []
     lost, well = (
-        SimpleNamespace(content=RecordDict({codec.CONFIG: ConfigRecord(said)})) for said in ({"memory-lost": "gone"}, {"x": 1})
+        SimpleNamespace(content=RecordDict({codec.CONFIG: ConfigRecord(said)})) for said in ({"state-lost": "gone"}, {"x": 1})
     )
     asked = ((lost, True), (lost, True), (lost, False), (well, True), (lost, False), (lost, False), (lost, True))
-    for message, judging in asked:
+    for message, evaluating in asked:
         heard = Round(1, np.zeros(0))
-        heard.hear(3, message, forgetful, judging=judging)
-        told.append(heard.memory_lost)
+        heard.hear(3, message, forgetful, evaluating=evaluating)
+        told.append(heard.state_lost)
     assert told == [1, 0, 0, 0, 1, 1, 1]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from accelerator import NAME, accelerator, crossings
-from rig import close, same, workspace_of
-from watched import ROUNDS, STACK_SIZE, numbers, sent_tensors, settings_of, shapes, watch, write_problem
+from helpers import close, same, workspace_of
+from recording import ROUNDS, STACK_SIZE, numbers, sent_tensors, settings_of, shapes, watch, write_problem
 
 from contrafed.config.run_config import resolve, server_of
 from contrafed.core import registry
@@ -51,10 +51,10 @@ def compare(a, b, equal):
     """Compare the global models and the client states of two runs after every round."""
     for one, other in zip(a.models, b.models, strict=True):
         equal(one, other)
-    for one, other in zip(a.memories, b.memories, strict=True):
+    for one, other in zip(a.client_states, b.client_states, strict=True):
         assert one.keys() == other.keys()
-        for node in one:
-            equal(one[node], other[node])
+        for client in one:
+            equal(one[client], other[client])
 
 
 def identical(a, b):
@@ -64,7 +64,7 @@ def identical(a, b):
 # --------------------------------------------------------------------------------------------------------------- the client
 
 
-def test_a_stack_equals_its_nodes_alone(config, alone):
+def test_a_stack_equals_its_clients_alone(config, alone):
     """Clients of all sizes: they take different numbers of steps, and last batches are short."""
     stacked = watch(config, stack_size=STACK_SIZE)
     compare(stacked, alone, close)
@@ -75,35 +75,35 @@ def test_a_stack_equals_its_nodes_alone(config, alone):
 @pytest.mark.parametrize(
     "local", [{"epochs": None, "iterations": 3, "batch_size": 0.3}, {"epochs": 1, "batch_size": 1}], ids=["widths", "ones"]
 )
-def test_a_stack_equals_its_nodes_alone_in_other_batches(config, local):
+def test_a_stack_equals_its_clients_alone_in_other_batches(config, local):
     """Batches of different widths in one step, and batches of one."""
     work = config["strategy"]["local"] | local
     config = config | {"strategy": config["strategy"] | {"local": work}}
-    runs = [watch(config, [(1, 2, 3), (1, 2, 4)], stack_size=size, judge=False) for size in (1, 3)]
+    runs = [watch(config, [(1, 2, 3), (1, 2, 4)], stack_size=size, evaluate=False) for size in (1, 3)]
     compare(*runs, close)
     for done in runs[0].rounds:
         assert all(math.isfinite(value) for value in numbers(done).values())
 
 
-def test_a_node_that_returns_has_the_memory_it_left_with(alone):
-    client = alone.workspace.client_class
-    remembers = client.remembers(alone.workspace.model, alone.workspace.config)
-    for t, node, memory in alone.arrived:
-        assert same(memory, alone.memories[t - 1].get(node, {}))
-        assert bool(alone.memories[t].get(node)) == remembers
+def test_a_client_that_returns_has_the_memory_it_left_with(alone):
+    client_class = alone.workspace.client_class
+    remembers = client_class.has_client_state(alone.workspace.model, alone.workspace.config)
+    for t, client, memory in alone.arrived:
+        assert same(memory, alone.client_states[t - 1].get(client, {}))
+        assert bool(alone.client_states[t].get(client)) == remembers
     for t in range(1, len(ROUNDS) + 1):
         here = set(alone.rounds[t].participants.tolist())
-        away = alone.memories[t].keys() - here
-        assert away == alone.memories[t - 1].keys() - here
-        for node in away:
-            identical(alone.memories[t][node], alone.memories[t - 1][node])
-    names = {frozenset(memory) for memories in alone.memories for memory in memories.values()}
+        away = alone.client_states[t].keys() - here
+        assert away == alone.client_states[t - 1].keys() - here
+        for client in away:
+            identical(alone.client_states[t][client], alone.client_states[t - 1][client])
+    names = {frozenset(memory) for client_states in alone.client_states for memory in client_states.values()}
     assert len(names) <= 1
 
 
 def test_only_what_is_declared_crosses(alone):
     workspace = alone.workspace
-    down, up = workspace.client_class.messages(workspace.model, workspace.config)
+    down, up = workspace.client_class.message_spec(workspace.model, workspace.config)
     parts = workspace.client_class.shared_parts(workspace.config)
     personal = [name for name in workspace.initial if part_of(name) not in parts]
     assert not {f"{group}/{name}" for group in ("model", "delta") for name in personal} & {*down, *up}
@@ -119,14 +119,14 @@ def test_only_what_is_declared_crosses(alone):
     crossed = {}
     for name, tensor in (pair for both in alone.trained for pair in sent_tensors(both)):
         crossed.setdefault(tensor.numpy().tobytes(), set()).add(name)
-    for memory in (memory for memories in alone.memories for memory in memories.values()):
+    for memory in (memory for client_states in alone.client_states for memory in client_states.values()):
         for name in (f"personal/{name}" for name in personal if memory and memory[f"personal/{name}"].any()):
             names = crossed.get(memory[name].numpy().tobytes(), set())
             assert all(other.endswith(name.removeprefix("personal")) for other in names)
 
 
 def test_evaluation_changes_nothing_and_the_same_seed_gives_the_same_bits(config, alone):
-    again = watch(config, judge=False)
+    again = watch(config, evaluate=False)
     compare(again, alone, identical)
     assert [done.metrics for done in again.rounds] == [done.metrics for done in alone.rounds]
 
@@ -152,7 +152,7 @@ def test_no_step_waits_for_the_accelerator(method, problem):
     for epochs in (1, 2):
         crossings.clear()
         with accelerator():
-            watch(settings_of(method, problem, epochs=epochs), [(1, 3)] * 2, stack_size=2, judge=False, device=NAME)
+            watch(settings_of(method, problem, epochs=epochs), [(1, 3)] * 2, stack_size=2, evaluate=False, device=NAME)
         counts.append(len(crossings))
     assert counts[0] == counts[1] > 0
 
@@ -160,27 +160,27 @@ def test_no_step_waits_for_the_accelerator(method, problem):
 # ------------------------------------------------------------------------------------------------------------------ faults
 
 
-def test_a_faulty_node_is_absent_and_keeps_the_memory_it_had(config, alone):
+def test_a_faulty_client_is_absent_and_keeps_the_memory_it_had(config, alone):
     """In round 2 a client in a stack raises after its training, in its second participation. In round 4 one uploads a NaN."""
     before, here = (set(alone.rounds[t].participants.tolist()) for t in (1, 2))
     broken_one, bad = min(before & here or here), []
 
-    def trouble(server_round, nodes, sent):
-        if server_round == 2 and broken_one in nodes:
+    def trouble(server_round, clients, sent):
+        if server_round == 2 and broken_one in clients:
             raise RuntimeError("broken sensor")
-        if server_round == 4 and sent and bad in ([], nodes[:1]):
-            bad[:] = nodes[:1]
+        if server_round == 4 and sent and bad in ([], clients[:1]):
+            bad[:] = clients[:1]
             name = next(iter(sent))
             sent[name] = sent[name].clone()
             sent[name][0] = math.nan
 
     broken = watch(config, stack_size=STACK_SIZE, trouble=trouble)
     assert [dict(done.rejected) for done in broken.rounds] == [{}, {}, {"failed": 1}, {}, {"not finite": 1} if bad else {}]
-    said = rf"node {broken_one}, round 2, step \d+: RuntimeError: broken sensor"
+    said = rf"client {broken_one}, round 2, step \d+: RuntimeError: broken sensor"
     assert re.match(said, broken.rounds[2].failures[0])
-    identical(broken.memories[2].get(broken_one, {}), broken.memories[1].get(broken_one, {}))
-    for node in here - {broken_one}:
-        close(broken.memories[2].get(node, {}), alone.memories[2].get(node, {}))
+    identical(broken.client_states[2].get(broken_one, {}), broken.client_states[1].get(broken_one, {}))
+    for client in here - {broken_one}:
+        close(broken.client_states[2].get(client, {}), alone.client_states[2].get(client, {}))
     assert all(value.isfinite().all() for value in broken.models[-1].values())
     without = [
         ROUNDS[0],
@@ -188,7 +188,7 @@ def test_a_faulty_node_is_absent_and_keeps_the_memory_it_had(config, alone):
         (),
         (),
     ]  # as many rounds, since a strategy may use the planned number
-    absent = watch(config, without, stack_size=STACK_SIZE, judge=False)
+    absent = watch(config, without, stack_size=STACK_SIZE, evaluate=False)
     if set(absent.rounds[2].participants.tolist()) == here - {broken_one}:  # a strategy that selects may replace it
         close(broken.models[2], absent.models[2])
 
@@ -205,7 +205,7 @@ def wrong_for(hint):
 
 def test_a_wrong_value_of_a_methods_own_key_is_one_line(config):
     wanted = resolve(config)
-    for module in (wanted.node.strategy.module, wanted.server.module):
+    for module in (wanted.client.strategy.module, wanted.server.module):
         hints = typing.get_type_hints(module.Config, include_extras=True)
         for key in (field.name for field in dataclasses.fields(module.Config) if field.name != "local"):
             mistaken = config["strategy"] | {key: wrong_for(hints[key])}
@@ -218,21 +218,21 @@ def test_a_wrong_value_of_a_methods_own_key_is_one_line(config):
 # --------------------------------------------------------------------------------------------------------- whole experiments
 
 
-FILES = ("model.safetensors", "metrics.csv", "nodes.csv", "participants.csv")
+FILES = ("model.safetensors", "metrics.csv", "clients.csv", "participants.csv")
 
 
 def outcome(folder):
     """Return a run's files by name, and the client states if there is a last checkpoint."""
     last = checkpoint.find(folder)
-    memories = {} if last is None else dict(last.memories())
-    return {name: (Path(folder) / name).read_bytes() for name in FILES}, memories
+    client_states = {} if last is None else dict(last.client_states())
+    return {name: (Path(folder) / name).read_bytes() for name in FILES}, client_states
 
 
 def same_outcome(a, b):
     assert a[0] == b[0]
     assert a[1].keys() == b[1].keys()
-    for node in a[1]:
-        identical(a[1][node], b[1][node])
+    for client in a[1]:
+        identical(a[1][client], b[1][client])
 
 
 def test_a_run_goes_on_from_its_middle_bit_for_bit(config, tmp_path):
@@ -251,8 +251,10 @@ def shape_of(method, problem):
     """
     settings = settings_of(method, problem)
     workspace = workspace_of(settings)
-    declared = workspace.client_class.messages(workspace.model, workspace.config)
-    alone = strategy_class_of(server_of(settings["strategy"])).download is not FederatedStrategy.download
+    declared = workspace.client_class.message_spec(workspace.model, workspace.config)
+    alone = (
+        strategy_class_of(server_of(settings["strategy"])).per_client_broadcast is not FederatedStrategy.per_client_broadcast
+    )
     return *(frozenset(name.partition(".")[0] for name in names) for names in declared), alone  # model/encoder, proto/mean
 
 

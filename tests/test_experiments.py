@@ -1,15 +1,15 @@
 """An experiment's training settings: those of all methods of a table, those of one method only, and plain SGD."""
 
 import pytest
+from helpers import config_of
 from omegaconf import OmegaConf
-from rig import config_of
 
 from contrafed.config.compose import compose_job
 from contrafed.config.run_config import resolve
 from contrafed.core import registry
 from contrafed.core.errors import UserError
 
-RECIPE = tuple(OmegaConf.load(registry.CONF / "strategy" / "_recipe.yaml"))
+RECIPE = tuple(OmegaConf.load(registry.CONF / "strategy" / "_local_training.yaml"))
 
 
 def recipe_of(config):
@@ -50,7 +50,7 @@ def local_settings(experiment, name):
 def client_of(run):
     from contrafed.training.workspace import client_class_of
 
-    return client_class_of(run.node.strategy)
+    return client_class_of(run.client.strategy)
 
 
 def test_a_mapping_on_the_command_line_sets_the_keys_that_it_has():
@@ -76,21 +76,21 @@ def test_who_fine_tunes_at_the_end_alone_stands_beside_mpfedcons_table_with_that
         for name in ("fedavg", "fedavg_ft", "fedrep")
     }
     assert cells == {
-        "fedavg": "nodes_accuracy_last10_mean",
+        "fedavg": "clients_accuracy_last10_mean",
         "fedavg_ft": "personal_accuracy_mean",
         "fedrep": "personal_accuracy_last10_mean",
     }
 
 
-def test_mpfedcons_table_4_is_of_ten_classes_a_node_and_its_figure_4_of_more_than_one_node_a_round():
+def test_mpfedcons_table_4_is_of_ten_classes_a_client_and_its_figure_4_of_more_than_one_client_a_round():
     for defence in ("original", "gaussian_1e-2", "laplace_1e-4", "mpfedcon"):
         config = config_of("experiment=mpfedcon/table4", f"defence={defence}")
-        assert (config["partition"]["classes_per_node"], config["partition"]["distinct"]) == (10, True)
+        assert (config["partition"]["classes_per_client"], config["partition"]["distinct"]) == (10, True)
         assert config["strategy"]["local"]["epochs"] == 1
     for name in ("central", "local", "fedavg", "mpfedcon"):
         run = resolve(config_of("experiment=mpfedcon/figure4", f"method={name}"))
-        assert run.participation.config.count(run.num_nodes) is None
-        assert run.node.strategy.config.local.epochs == 1
+        assert run.participation.config.count(run.num_clients) is None
+        assert run.client.strategy.config.local.epochs == 1
 
 
 def test_mpfedcon_trains_the_body_for_one_epoch_on_cifar_10_and_for_five_elsewhere():
@@ -98,7 +98,7 @@ def test_mpfedcon_trains_the_body_for_one_epoch_on_cifar_10_and_for_five_elsewhe
         assert config_of("experiment=mpfedcon/table1", f"column={column}")["strategy"]["local"]["epochs"] == epochs
 
 
-def test_fedrcls_figures_2_and_3_have_supervised_contrast_at_the_last_level_and_a_node_with_all_data():
+def test_fedrcls_figures_2_and_3_have_supervised_contrast_at_the_last_level_and_a_client_with_all_data():
     for figure, axis in (("figure2", "column=alpha_0.3"), ("figure2", "column=central"), ("figure3", "partition.alpha=0.05")):
         levels = {
             name: config_of(f"experiment=fedrcl/{figure}", axis, f"strategy={name}")["strategy"]["levels"]
@@ -107,20 +107,20 @@ def test_fedrcls_figures_2_and_3_have_supervised_contrast_at_the_last_level_and_
         assert levels == {"fedscl": "last", "fedrcl": 5}
     assert config_of("experiment=fedrcl/figure1", "strategy=fedscl")["strategy"]["levels"] == 5
     run = resolve(config_of("experiment=fedrcl/figure2", "column=central", "strategy=fedavg"))
-    local = run.node.strategy.config.local
-    assert (run.num_nodes, run.participation.config.count(1), local.iterations, local.batch_size) == (1, 1, 250, 50)
+    local = run.client.strategy.config.local
+    assert (run.num_clients, run.participation.config.count(1), local.iterations, local.batch_size) == (1, 1, 250, 50)
 
 
-def test_pmfls_figure_2_is_of_all_its_nodes():
-    assert config_of("experiment=pmfl/figure2")["num_nodes"] == 250
+def test_pmfls_figure_2_is_of_all_its_clients():
+    assert config_of("experiment=pmfl/figure2")["num_clients"] == 250
 
 
 def test_fedcrls_experiment_goes_with_its_other_partition():
     for partition, classes in (("pathological", 2), ("practical", None)):
         run = resolve(config_of("experiment=fedcrl/base", f"partition={partition}"))
-        assert getattr(run.node.partition.config, "classes_per_node", None) == classes
-        assert run.node.partition.config.min_node_size == 64
-    assert resolve(config_of("experiment=fedcrl/base")).node.partition.config.scheme == "per_class"
+        assert getattr(run.client.partition.config, "classes_per_client", None) == classes
+        assert run.client.partition.config.min_client_size == 64
+    assert resolve(config_of("experiment=fedcrl/base")).client.partition.config.scheme == "per_class"
 
 
 def test_what_a_table_sets_for_one_method_only_is_merged_for_that_method():
@@ -144,7 +144,7 @@ def write(folder, group, name, text):
 EXPERIMENT = """# @package _global_
 # a table of one's own
 defaults:
-  - /strategy/_recipe@strategy.local
+  - /strategy/_local_training@strategy.local
   - _self_
 strategy:
   local:
@@ -203,12 +203,12 @@ def test_a_run_records_what_it_was_merged_to_and_is_repeated_by_it(tmp_path):
 
     from contrafed import compose, run
 
-    small = ("dataset=digits", "num_nodes=10", "num_rounds=1", "model=mlp")
+    small = ("dataset=digits", "num_clients=10", "num_rounds=1", "model=mlp")
     cfg = compose("experiment=mpfedcon/base", "strategy=fedprox", "engine=local", *small, f"output_dir={tmp_path}/a")
     run(cfg)
     stored = yaml.safe_load((tmp_path / "a" / "config.yaml").read_text())
     assert stored["strategy"]["proximal_weight"] == 0.1
     assert "where" not in stored
-    assert resolve(stored).node.to_json() == resolve(OmegaConf.to_container(cfg, resolve=True)).node.to_json()
+    assert resolve(stored).client.to_json() == resolve(OmegaConf.to_container(cfg, resolve=True)).client.to_json()
     run(stored | {"output_dir": f"{tmp_path}/b"})
     assert (tmp_path / "a" / "metrics.csv").read_bytes() == (tmp_path / "b" / "metrics.csv").read_bytes()

@@ -4,11 +4,11 @@ import csv
 import json
 
 import pytest
-from rig import checked_jobs, config_of
+from helpers import checked_jobs, config_of
 from tiny import HALF_AVAILABLE, TINY_RUN, run_tiny
 
 from contrafed.config.run_config import resolve
-from contrafed.core.client_run import NodeRun
+from contrafed.core.client_run import ClientRun
 from contrafed.core.errors import UserError
 from contrafed.data.federation import load_federation
 from contrafed.data.participation import make_participation
@@ -22,16 +22,16 @@ def draw_federation(pattern, *overrides):
     run = resolve(
         config_of(*TINY_RUN, f"participation={pattern}", "participation.select=4", "participation.loss_rate=0.5", *overrides)
     )
-    federation = load_federation(run.node)
+    federation = load_federation(run.client)
     shares = federation.partition.class_proportions
     drawn = make_participation(run.participation, shares, run.num_trained, run.seed_of_federation, run.seed)
     available = [drawn.available(t).tolist() for t in range(1, 30)]
     return {
-        "partition": [federation.partition.train(node).tolist() for node in range(6)],
-        "test": [federation.partition.test(node).tolist() for node in range(6)],
+        "partition": [federation.partition.train(client).tolist() for client in range(6)],
+        "test": [federation.partition.test(client).tolist() for client in range(6)],
         "rates": drawn.probabilities.tolist(),
         "available": available,
-        "lost": [drawn.loses(t, node) for t in range(1, 30) for node in range(6)],
+        "lost": [drawn.loses(t, client) for t in range(1, 30) for client in range(6)],
     }
 
 
@@ -47,7 +47,7 @@ def test_the_federation_is_that_of_its_seed(pattern):
 
 def test_a_run_repeats_the_training_alone(tmp_path):
     def read_participants(name):
-        return [row["node"] for row in csv.DictReader((tmp_path / name / "participants.csv").open())]
+        return [row["client"] for row in csv.DictReader((tmp_path / name / "participants.csv").open())]
 
     common = ("engine=local", "tracker=none", "strategy=fedavg")
     one = run_tiny(tmp_path / "one", "seed=1", *common)
@@ -62,11 +62,11 @@ def test_a_run_repeats_the_training_alone(tmp_path):
 
 def test_clients_are_told_the_federation_s_seed_only_if_it_is_another():
     run = resolve(config_of(*TINY_RUN, "seed=3", "federation_seed=5"))
-    again = NodeRun.from_json(run.node.to_json())
+    again = ClientRun.from_json(run.client.to_json())
     assert (again.seed, again.seed_of_federation) == (3, 5)
-    plain = resolve(config_of(*TINY_RUN, "seed=3")).node
+    plain = resolve(config_of(*TINY_RUN, "seed=3")).client
     assert "federation_seed" not in plain.to_json()
-    assert NodeRun.from_json(plain.to_json()).seed_of_federation == 3
+    assert ClientRun.from_json(plain.to_json()).seed_of_federation == 3
 
 
 @pytest.mark.parametrize("value", ["-1", "0.5", "many"])
@@ -90,4 +90,4 @@ def test_figure_12_repeats_pmfl_on_one_federation():
     assert len(jobs) == 60
     assert {run.federation_seed for run in jobs} == {0}
     assert {run.seed for run in jobs} == set(range(10))
-    assert {run.node.strategy.name for run in jobs} == {"pmfl"}
+    assert {run.client.strategy.name for run in jobs} == {"pmfl"}

@@ -3,8 +3,8 @@
 import datasets
 import numpy as np
 import pytest
+from helpers import config_of, with_images
 from PIL import Image
-from rig import config_of, with_images
 
 from contrafed.config.run_config import resolve
 from contrafed.core.client_run import choose
@@ -106,12 +106,16 @@ def test_a_repository_must_be_named_before_anything_is_fetched(tmp_path):
         resolve(config_of("dataset=hub", "dataset.repository=a/b", "dataset.download=false", f"dataset.root={tmp_path}"))
 
 
-def dealt(partitioner, nodes=4, seed=0, count=240, owner=None, **arguments):
+def dealt(partitioner, clients=4, seed=0, count=240, owner=None, **arguments):
     """Return a partitioner's parts of so many examples of six classes."""
-    values = config_of("partition=flwr")["partition"] | {"partitioner": partitioner, "arguments": arguments, "min_node_size": 0}
+    values = config_of("partition=flwr")["partition"] | {
+        "partitioner": partitioner,
+        "arguments": arguments,
+        "min_client_size": 0,
+    }
     data = with_images(np.zeros((count, 1, 8, 8), dtype=np.uint8), np.arange(count) % 6, owner=owner)
-    partition = make_partition(choose("partition", values), data, nodes, seed)
-    return [partition.train(k) for k in range(nodes)], data.y.numpy()
+    partition = make_partition(choose("partition", values), data, clients, seed)
+    return [partition.train(k) for k in range(clients)], data.y.numpy()
 
 
 @pytest.mark.parametrize(
@@ -146,7 +150,7 @@ def test_a_partitioner_deals_out_our_examples_by_the_seed(partitioner, arguments
 )
 def test_arguments_are_given_on_the_command_line(named):
     config = config_of("partition=flwr", "partition.partitioner=DirichletPartitioner", *named)
-    assert resolve(config).node.partition.config.arguments == {"alpha": 0.3, "self_balancing": True}
+    assert resolve(config).client.partition.config.arguments == {"alpha": 0.3, "self_balancing": True}
 
 
 def test_what_a_partitioner_promises_holds_on_our_labels():
@@ -168,7 +172,7 @@ def test_what_a_partitioner_promises_holds_on_our_labels():
             r"was reached.* min_partition_size \(99\) was not satisfied",
         ),
         ("IidPartitioner", {"alpha": 1}, r"arguments=\{'alpha': 1\}: TypeError: .* unexpected keyword argument 'alpha'"),
-        ("SizePartitioner", {"partition_sizes": [10, 20]}, "SizePartitioner makes 2 parts: set num_nodes=2"),
+        ("SizePartitioner", {"partition_sizes": [10, 20]}, "SizePartitioner makes 2 parts: set num_clients=2"),
         ("DirichletPartitionr", {"alpha": 1}, "partition.partitioner is 'DirichletPartitionr'; choices: Continuous"),
         ("NaturalIdPartitioner", {}, "NaturalIdPartitioner with"),
     ],

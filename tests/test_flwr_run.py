@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from rig import config_of, same
+from helpers import config_of, same
 from safetensors.torch import load_file
 from test_deployment import QUIET_ENVIRONMENT, app_folder, command, free_ports, listens, wait_for
 
@@ -59,28 +59,28 @@ def flwr(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_takes_the_federations_number_of_nodes_and_equals_local(tmp_path, flwr):
+def test_a_run_takes_the_federations_number_of_clients_and_equals_local(tmp_path, flwr):
     said = flwr(f"{SMALL_RUN} output_dir={tmp_path}/flwr")
     assert (tmp_path / "flwr" / "summary.json").exists(), said
     summary = json.loads((tmp_path / "flwr" / "summary.json").read_text())
-    assert (summary["status"], summary["engine"], summary["num_nodes"]) == ("finished", "flower-simulation", 2)
+    assert (summary["status"], summary["engine"], summary["num_clients"]) == ("finished", "flower-simulation", 2)
     assert summary["failures"] == 0
-    run(config_of(*SMALL_RUN.split(), "num_nodes=2", "engine=local", f"output_dir={tmp_path}/local"))
+    run(config_of(*SMALL_RUN.split(), "num_clients=2", "engine=local", f"output_dir={tmp_path}/local"))
     assert same(*(load_file(tmp_path / name / "model.safetensors") for name in ("flwr", "local")))
     assert (tmp_path / "flwr" / "metrics.csv").read_bytes() == (tmp_path / "local" / "metrics.csv").read_bytes()
     imported = {Path(line) for line in (tmp_path / "home" / "imported").read_text().splitlines()}
     assert all(path.is_relative_to(tmp_path / "home" / "apps") for path in imported), imported
     assert {name for name in APPS for path in imported if path.match(name)} == set(APPS)
-    said = flwr(f"{SMALL_RUN} num_nodes=50 output_dir={tmp_path}/many")
-    assert "error: num_nodes=50, but this federation has 2 SuperNodes: set num_nodes=2, or flwr run" in said
+    said = flwr(f"{SMALL_RUN} num_clients=50 output_dir={tmp_path}/many")
+    assert "error: num_clients=50, but this federation has 2 SuperNodes: set num_clients=2, or flwr run" in said
     assert "Traceback" not in said
     assert not (tmp_path / "many").exists()
 
 
-def test_the_number_of_nodes_is_the_federations_unless_the_overrides_say_otherwise(tmp_path):
-    assert compose_deployed_run(f"output_dir={tmp_path}/a", 3).num_nodes == 3
-    assert compose_deployed_run(f"num_nodes=3 output_dir={tmp_path}/b", 3).num_nodes == 3
-    with pytest.raises(UserError, match="num_nodes=4, but this federation has 3 SuperNodes: set num_nodes=3, or .*=4'"):
-        compose_deployed_run(f"num_nodes=4 output_dir={tmp_path}/c", 3)
+def test_the_number_of_clients_is_the_federations_unless_the_overrides_say_otherwise(tmp_path):
+    assert compose_deployed_run(f"output_dir={tmp_path}/a", 3).num_clients == 3
+    assert compose_deployed_run(f"num_clients=3 output_dir={tmp_path}/b", 3).num_clients == 3
+    with pytest.raises(UserError, match="num_clients=4, but this federation has 3 SuperNodes: set num_clients=3, or .*=4'"):
+        compose_deployed_run(f"num_clients=4 output_dir={tmp_path}/c", 3)
     with pytest.raises(UserError, match="but this federation has 3 SuperNodes"):
         compose_deployed_run(f"experiment=pmfl/base output_dir={tmp_path}/d", 3)

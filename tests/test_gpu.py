@@ -4,10 +4,10 @@ import gc
 
 import pytest
 import torch
-from rig import build_received, close, config_of, workspace_of
+from helpers import build_received, close, config_of, workspace_of
+from recording import STACK_SIZE, settings_of, watch, write_problem
 from test_every import METHODS
 from tiny import run_tiny
-from watched import STACK_SIZE, settings_of, watch, write_problem
 
 from contrafed.core.tensors import on_host
 from contrafed.engines.worker import BatchRunner
@@ -17,17 +17,17 @@ pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs CONTRAFED_GPU=1 and a GPU that torch can use; docs/reproducibility.md"
 )
 
-CNN = ("num_nodes=8", "model=cnn", "model.hidden=8", "strategy.local.iterations=null", "strategy.local.epochs=2")
+CNN = ("num_clients=8", "model=cnn", "model.hidden=8", "strategy.local.iterations=null", "strategy.local.epochs=2")
 
 
-def rounds(device, *overrides, dtype=torch.float64, nodes=4):
+def rounds(device, *overrides, dtype=torch.float64, clients=4):
     """Run two rounds of one stack, and return the clients' uploads of the second, and their metrics."""
     workspace = workspace_of(config_of(*CNN, *overrides), device=device, dtype=dtype)
     received = {name: value.to(dtype) for name, value in on_host(build_received(workspace)).items()}
-    memories = [{}] * nodes
+    client_states = [{}] * clients
     for server_round in (1, 2):
-        updates = workspace.client_class(workspace, range(nodes), memories).update([received] * nodes, server_round)
-        memories = [update.memory for update in updates]
+        updates = workspace.client_class(workspace, range(clients), client_states).update([received] * clients, server_round)
+        client_states = [update.client_state for update in updates]
     return [on_host(update.tensors) for update in updates], [update.metrics for update in updates]
 
 
@@ -42,9 +42,9 @@ def test_a_stack_in_double_precision_equals_the_cpu(method):
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_no_step_waits_for_the_gpu(monkeypatch):
-    original, watched = Batches.stretches, []
+    original, watched = Batches.segments, []
 
-    def stretches(self):
+    def segments(self):
         torch.cuda.set_sync_debug_mode("error")
         yield from original(self)
         torch.cuda.set_sync_debug_mode("default")
@@ -52,7 +52,7 @@ def test_no_step_waits_for_the_gpu(monkeypatch):
 
     asked = ("cuda", "strategy=fedrcl", "model.dropout=0.1", "strategy.local.momentum=0.9")
     rounds(*asked, dtype=torch.float32)  # CUDA and its libraries start
-    monkeypatch.setattr(Batches, "stretches", stretches)
+    monkeypatch.setattr(Batches, "segments", segments)
     try:
         rounds(*asked, dtype=torch.float32)
     finally:
@@ -60,11 +60,11 @@ def test_no_step_waits_for_the_gpu(monkeypatch):
     assert len(watched) == 2
 
 
-@pytest.mark.parametrize("nodes", [1, 4])
-def test_mixed_precision_is_near_single_precision(nodes):
+@pytest.mark.parametrize("clients", [1, 4])
+def test_mixed_precision_is_near_single_precision(clients):
     """bfloat16 has two to three decimal digits."""
     plain, mixed = (
-        rounds("cuda", "strategy=fedavg", f"strategy.local.mixed_precision={on}", dtype=torch.float32, nodes=nodes)
+        rounds("cuda", "strategy=fedavg", f"strategy.local.mixed_precision={on}", dtype=torch.float32, clients=clients)
         for on in ("false", "true")
     )
     for one, other in zip(plain[1], mixed[1], strict=True):
@@ -101,7 +101,7 @@ def test_every_method_alone_and_stacked_equals_the_cpu(method, tmp_path):
         found = watch(config, device="cuda", stack_size=stack_size)
         for one, other in zip(found.models, expected.models, strict=True):
             close(on_host(one), other, 1e-8)
-        for one, other in zip(found.memories[-1].items(), expected.memories[-1].items(), strict=True):
+        for one, other in zip(found.client_states[-1].items(), expected.client_states[-1].items(), strict=True):
             assert one[0] == other[0]
             close(one[1], other[1], 1e-8)
 
@@ -134,7 +134,7 @@ def test_a_stack_without_room_is_halved(tmp_path, monkeypatch):
     """The GPU's memory is limited to three quarters of what the full stack used."""
     sizes, cut = [], BatchRunner._cut
     monkeypatch.setattr(BatchRunner, "_cut", lambda self, *asked: sizes.append(self.stack_size) or cut(self, *asked))
-    asked = ("strategy=fedavg", "engine=local", "model=cnn", "model.hidden=8192", "num_nodes=40", "num_rounds=2")
+    asked = ("strategy=fedavg", "engine=local", "model=cnn", "model.hidden=8192", "num_clients=40", "num_rounds=2")
     gc.collect()
     before, whole = torch.cuda.memory_allocated(), run_tiny(tmp_path / "whole", *asked)
     most = torch.cuda.max_memory_allocated()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Context, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
-from rig import METHODS, Schedule, digits_run, run_strategy, same, workspace_of
+from helpers import METHODS, Schedule, digits_run, run_strategy, same, workspace_of
 from tiny import tiny_workspace, train_message
 
 import contrafed.client_app.app
@@ -30,8 +30,8 @@ def tiny():
 
 def test_grid_validates_messages(tiny):
     workspace, settings, grid = tiny
-    stranger = train_message(workspace, settings, node=6)
-    with pytest.raises(ValueError, match="there is no node 1006"):
+    stranger = train_message(workspace, settings, client=6)
+    with pytest.raises(ValueError, match="there is no client 1006"):
         grid.push_messages([stranger])
     sent = train_message(workspace, settings)
     grid.push_messages([sent])
@@ -42,7 +42,7 @@ def test_grid_validates_messages(tiny):
 
 def test_push_then_pull(tiny):
     workspace, settings, grid = tiny
-    ids = list(grid.push_messages(train_message(workspace, settings, node=k) for k in (3, 1)))
+    ids = list(grid.push_messages(train_message(workspace, settings, client=k) for k in (3, 1)))
     replies = list(grid.pull_messages(ids))
     assert [r.metadata.src_node_id for r in replies] == [1003, 1001]
     assert [r.metadata.reply_to_message_id for r in replies] == ids
@@ -69,18 +69,18 @@ def test_a_client_cannot_reach_its_neighbours_through_the_shared_message(tiny, m
     assert same(codec.from_record(shared["arrays"]), before)
 
 
-def test_a_faulty_node_fails_alone_and_keeps_its_memory(monkeypatch):
+def test_a_faulty_client_fails_alone_and_keeps_its_memory(monkeypatch):
     """In a stack of four, client 2 raises in round 2. The others are accepted, and client 2 keeps the state of round 1."""
     config, workspace, settings = tiny_workspace("strategy=moon")
     grid = LocalGrid(6, 4)
-    original = workspace.client_class.local_work
+    original = workspace.client_class.local_update
 
-    def local_work(client, stack):
-        if stack.server_round == 2 and 2 in stack.nodes:
+    def local_update(client, stack):
+        if stack.server_round == 2 and 2 in stack.clients:
             raise RuntimeError("broken sensor")
         return original(client, stack)
 
-    monkeypatch.setattr(workspace.client_class, "local_work", local_work)
+    monkeypatch.setattr(workspace.client_class, "local_update", local_update)
     held = []
 
     class Spy:
@@ -88,23 +88,23 @@ def test_a_faulty_node_fails_alone_and_keeps_its_memory(monkeypatch):
 
         def send_and_receive(self, messages, *, timeout=None):
             replies = list(grid.send_and_receive(messages, timeout=timeout))
-            held.append({n: {k: t.clone() for k, t in grid.memory.get(n).items()} for n in grid.memory})
+            held.append({n: {k: t.clone() for k, t in grid.client_states.get(n).items()} for n in grid.client_states})
             return replies
 
     _, strategy = run_strategy(workspace, config, Schedule([range(4)] * 2), 2, grid=grid, wrap=lambda g: Spy(), may_fail=True)
     assert strategy.round.rejected["failed"] == 1
     (said,) = strategy.round.failures
-    assert re.fullmatch(r"node 2, round 2, step 0: RuntimeError: broken sensor \(tests/test_grid\.py, line \d+\)", said)
+    assert re.fullmatch(r"client 2, round 2, step 0: RuntimeError: broken sensor \(tests/test_grid\.py, line \d+\)", said)
     first, second = held
     assert same(first[1002], second[1002])
     assert not same(first[1001], second[1001])
 
 
-def test_out_of_time_nodes_do_not_answer(tiny):
+def test_out_of_time_clients_do_not_answer(tiny):
     workspace, settings, grid = tiny
-    messages = [train_message(workspace, settings, node=k) for k in range(3)]
+    messages = [train_message(workspace, settings, client=k) for k in range(3)]
     assert list(grid.send_and_receive(messages, timeout=0.0)) == []
-    assert not list(grid.memory)
+    assert not list(grid.client_states)
 
 
 def test_an_unknown_message_type_is_an_error_reply(tiny):
@@ -140,7 +140,7 @@ def test_messages_survive_the_wire(tiny):
     (near,) = contrafed.client_app.app.run_stack([message], [near_context])
     assert same(codec.from_record(far.content["arrays"]), codec.from_record(near.content["arrays"]))
     assert dict(far.content["metrics"]) == dict(near.content["metrics"])
-    assert same(codec.state_of(wire_context.state, "memory"), codec.state_of(near_context.state, "memory"))
+    assert same(codec.state_of(wire_context.state, "client_state"), codec.state_of(near_context.state, "client_state"))
 
 
 def test_tensor_arrays_pickle_and_serialise_like_flowers():
@@ -264,20 +264,20 @@ def test_a_malformed_reply_is_counted_by_cause_and_left_out(kind, cause):
 
 
 def test_a_reply_beyond_the_norm_bound_is_rejected():
-    _, strategy = digits_run("pmfl", 1, nodes=2)
+    _, strategy = digits_run("pmfl", 1, clients=2)
     sent = Message(RecordDict(), FIRST_NODE_ID, MessageType.TRAIN)
-    tensors = {name: torch.ones(s) for name, s in strategy.up.items()}
+    tensors = {name: torch.ones(s) for name, s in strategy.upload_spec.items()}
     from flwr.app import MetricRecord
 
     reply = Message(
         RecordDict({"arrays": codec.to_record(tensors), "metrics": MetricRecord({"num-examples": 1})}), reply_to=sent
     )
     with pytest.raises(ValueError, match="norm too large"):
-        read_reply(0, reply, strategy.up, {}, 1, 1e-6)
-    assert read_reply(0, reply, strategy.up, {}, 1, 1e6).node == 0
+        read_reply(0, reply, strategy.upload_spec, {}, 1, 1e-6)
+    assert read_reply(0, reply, strategy.upload_spec, {}, 1, 1e6).client == 0
 
 
-def test_rounds_with_nobody_and_empty_nodes_pass():
+def test_rounds_with_nobody_and_empty_clients_pass():
     config, workspace, _ = tiny_workspace("strategy=pmfl")
     models, _ = run_strategy(workspace, config, Schedule([[], [], []]), 3)
     assert same(models[0], models[-1])

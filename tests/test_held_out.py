@@ -4,8 +4,8 @@ import csv
 
 import numpy as np
 import pytest
+from helpers import close, config_of
 from reported import write_run
-from rig import close, config_of
 from safetensors.torch import load_file
 from tiny import TINY_RUN
 
@@ -13,7 +13,7 @@ from contrafed import UserError, run
 from contrafed.report.runs import read
 from contrafed.server.scores import Score, summaries
 
-FULL_RUN = (*TINY_RUN, "engine=local", "participation=full", "held_out_nodes=2", "num_rounds=2")
+FULL_RUN = (*TINY_RUN, "engine=local", "participation=full", "held_out_clients=2", "num_rounds=2")
 
 
 def column(folder, name, wanted):
@@ -27,7 +27,7 @@ def values(folder):
 
 
 def test_scores_by_hand():
-    scores = [Score(node, n, {"": {"accuracy": a, "loss": 1.0}}) for node, n, a in ((0, 1, 0.5), (1, 3, 0.9), (2, 2, 0.1))]
+    scores = [Score(client, n, {"": {"accuracy": a, "loss": 1.0}}) for client, n, a in ((0, 1, 0.5), (1, 3, 0.9), (2, 2, 0.1))]
     found = summaries(scores, 2)
     assert found["accuracy"] == pytest.approx(0.8)
     assert found["accuracy_mean"] == pytest.approx(0.7)
@@ -36,28 +36,28 @@ def test_scores_by_hand():
     assert summaries(scores, 0).keys() == {name for name in found if name.startswith("held_out/")}
 
 
-@pytest.mark.parametrize(("method", "place"), [("fedavg", ("global", "nodes")), ("fedper", ("personal", "test"))])
-def test_they_are_judged_but_never_train(method, place, tmp_path):
+@pytest.mark.parametrize(("method", "place"), [("fedavg", ("global", "clients")), ("fedper", ("personal", "test"))])
+def test_they_are_evaluated_but_never_train(method, place, tmp_path):
     summary = run(config_of(*FULL_RUN, f"strategy={method}", f"output_dir={tmp_path / 'a'}", "dataset.merge_splits=true"))
     folder = summary["folder"]
-    assert set(column(folder, "participants", "node")) == {"0", "1", "2", "3"}
+    assert set(column(folder, "participants", "client")) == {"0", "1", "2", "3"}
     found = values(folder)
-    with open(f"{folder}/nodes.csv") as file:
+    with open(f"{folder}/clients.csv") as file:
         last = {
-            int(r["node"]): float(r["value"]) for r in csv.DictReader(file) if r["round"] == "2" and r["metric"] == "accuracy"
+            int(r["client"]): float(r["value"]) for r in csv.DictReader(file) if r["round"] == "2" and r["metric"] == "accuracy"
         }
     assert set(last) == set(range(6))
     assert found[2, *place, "held_out/accuracy_mean"] == pytest.approx(np.mean([last[4], last[5]]))
-    assert found[2, *place, "accuracy_mean"] == pytest.approx(np.mean([last[node] for node in range(4)]))
+    assert found[2, *place, "accuracy_mean"] == pytest.approx(np.mean([last[client] for client in range(4)]))
     key = "held_out_accuracy" if method == "fedavg" else "personal_held_out_accuracy_mean"
     assert summary[key] == pytest.approx(found[2, *place, "held_out/accuracy"])
     if method == "fedavg":  # the union of the test parts of those that train
-        assert found[2, "global", "test", "accuracy"] == pytest.approx(found[2, "global", "nodes", "accuracy"])
+        assert found[2, "global", "test", "accuracy"] == pytest.approx(found[2, "global", "clients", "accuracy"])
 
 
-def test_after_local_work_they_are_judged_too(tmp_path):
+def test_after_local_work_they_are_evaluated_too(tmp_path):
     """A strategy with a model for each client has none for those that never train, so they start at W."""
-    after = ("dataset.merge_splits=true", "judge=post_train")
+    after = ("dataset.merge_splits=true", "evaluate_after=local_training")
     for method in ("fedawe", "fedamp"):
         summary = run(config_of(*FULL_RUN, *after, f"strategy={method}", f"output_dir={tmp_path / method}"))
         assert 0 <= values(summary["folder"])[2, "personal", "test", "held_out/accuracy_mean"] <= 1
@@ -65,7 +65,7 @@ def test_after_local_work_they_are_judged_too(tmp_path):
 
 def test_a_personal_part_that_never_trained_is_the_initial_one(tmp_path):
     summary = run(config_of(*FULL_RUN, "strategy=fedper", "save_personal=true", f"output_dir={tmp_path / 'a'}"))
-    models = [load_file(f"{summary['folder']}/personal/{node}.safetensors") for node in range(6)]
+    models = [load_file(f"{summary['folder']}/personal/{client}.safetensors") for client in range(6)]
     for name in models[0]:
         assert models[4][name].equal(models[5][name])
         assert models[0][name].equal(models[4][name]) == name.startswith("model/encoder")
@@ -74,10 +74,10 @@ def test_a_personal_part_that_never_trained_is_the_initial_one(tmp_path):
 def test_the_others_train_as_if_they_were_alone(tmp_path):
     """Participation is drawn over the clients that may train. Fractions and strategies count no others."""
     drawn = ("strategy=fedau", "participation=uniform", "participation.select=0.5", "partition=iid")
-    summary = run(config_of(*TINY_RUN, "engine=local", *drawn, "held_out_nodes=2", f"output_dir={tmp_path / 'a'}"))
-    alone = run(config_of(*TINY_RUN, "engine=local", *drawn, "num_nodes=4", f"output_dir={tmp_path / 'b'}"))
-    assert column(summary["folder"], "participants", "node") == column(alone["folder"], "participants", "node")
-    assert len(column(summary["folder"], "participants", "node")) == 2 * 3
+    summary = run(config_of(*TINY_RUN, "engine=local", *drawn, "held_out_clients=2", f"output_dir={tmp_path / 'a'}"))
+    alone = run(config_of(*TINY_RUN, "engine=local", *drawn, "num_clients=4", f"output_dir={tmp_path / 'b'}"))
+    assert column(summary["folder"], "participants", "client") == column(alone["folder"], "participants", "client")
+    assert len(column(summary["folder"], "participants", "client")) == 2 * 3
 
 
 def test_a_rule_counts_only_those_that_may_train(tmp_path):
@@ -91,27 +91,27 @@ def test_a_rule_counts_only_those_that_may_train(tmp_path):
 
 def test_mistakes_are_one_line(tmp_path):
     out = f"output_dir={tmp_path / 'a'}"
-    with pytest.raises(UserError, match="held_out_nodes=6 leaves none of num_nodes=6 to train"):
-        run(config_of(*TINY_RUN, "held_out_nodes=6", out))
+    with pytest.raises(UserError, match="held_out_clients=6 leaves none of num_clients=6 to train"):
+        run(config_of(*TINY_RUN, "held_out_clients=6", out))
     with pytest.raises(UserError, match="none of them has a test part"):
-        run(config_of(*TINY_RUN, "engine=local", "partition.test_fraction=null", "held_out_nodes=1", out))
-    with pytest.raises(UserError, match="scarce_nodes and held_out_nodes are both the last nodes"):
-        run(config_of(*TINY_RUN, "held_out_nodes=1", "partition.scarce_nodes=1", out))
-    for log, why in (("weigths", "did you mean 'weights'"), ("weights", "a node that is away no weight")):
+        run(config_of(*TINY_RUN, "engine=local", "partition.test_fraction=null", "held_out_clients=1", out))
+    with pytest.raises(UserError, match="scarce_clients and held_out_clients are both the last clients"):
+        run(config_of(*TINY_RUN, "held_out_clients=1", "partition.scarce_clients=1", out))
+    for log, why in (("weigths", "did you mean 'weights'"), ("weights", "a client that is away no weight")):
         with pytest.raises(UserError, match=why):
             run(config_of(*TINY_RUN, "strategy=fedavg", f"log=[{log}]", out))
     for method, log in (
         ("fedproto", "deviation"),
         ("lgfedavg", "features"),
-        ("fedper", "nodes_train"),
-        ("fedamp", "nodes_train"),
+        ("fedper", "clients_train"),
+        ("fedamp", "clients_train"),
     ):
         with pytest.raises(UserError, match=rf"log=\[{log}\] does not go with strategy={method}"):
             run(config_of(*TINY_RUN, f"strategy={method}", f"log=[{log}]", out))
 
 
-def test_nodes_that_are_held_out_are_not_among_those_that_train(tmp_path):
-    rows = [(10, node, "accuracy", value) for node, value in enumerate((0.5, 1.0, 0.0, 0.0))]
-    found = read(write_run(tmp_path / "a", nodes=rows, held_out_nodes=2), "a")
-    assert found.last_of_nodes("accuracy") == {0: 0.5, 1: 1.0}
-    assert found.mean_over_nodes("accuracy") == [(10, 0.75)]
+def test_clients_that_are_held_out_are_not_among_those_that_train(tmp_path):
+    rows = [(10, client, "accuracy", value) for client, value in enumerate((0.5, 1.0, 0.0, 0.0))]
+    found = read(write_run(tmp_path / "a", clients=rows, held_out_clients=2), "a")
+    assert found.last_of_clients("accuracy") == {0: 0.5, 1: 1.0}
+    assert found.mean_over_clients("accuracy") == [(10, 0.75)]

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 import yaml
-from rig import check_overrides
+from helpers import check_overrides
 
 from contrafed.config.checks import SECTIONS
 from contrafed.runs.launch import read_objective
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK_RUN = (
-    "engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]", "tracker=none",
+    "engine=local", "num_clients=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]", "tracker=none",
     "participation=full",
 )  # fmt: skip
-FILES = ("metrics.csv", "model.safetensors", "participants.csv", "nodes.csv")
+FILES = ("metrics.csv", "model.safetensors", "participants.csv", "clients.csv")
 
 
 def main(folder, *arguments, **environment):
@@ -50,7 +50,7 @@ def test_a_launcher_of_hydras_leaves_the_files_of_one_job_at_a_time(tmp_path, al
 
 
 def test_a_failed_job_of_a_launcher_leaves_the_others(tmp_path):
-    wrong = ("partition=pathological", "partition.classes_per_node=3,20")
+    wrong = ("partition=pathological", "partition.classes_per_client=3,20")
     done = main(tmp_path, "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", *QUICK_RUN, *wrong, "output_dir=jobs")
     assert done.returncode == 2
     assert "1 of 2 jobs finished, 1 failed" in done.stdout
@@ -88,7 +88,7 @@ def test_what_is_shown_is_what_runs(call_command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = (
         "experiment=mpfedcon/table2",
-        "nodes=m50",
+        "clients=m50",
         "rounds=t100",
         "method=mu_5",
         "scale=small",
@@ -99,10 +99,10 @@ def test_what_is_shown_is_what_runs(call_command, tmp_path, monkeypatch):
     assert shown.returncode == 0, shown.stderr
     config = yaml.safe_load(shown.stdout)
     assert config["strategy"]["contrast_weight"] == 5.0  # the case's
-    assert config["num_nodes"] == 20  # the scale's
+    assert config["num_clients"] == 20  # the scale's
     assert not {"grid", "where", "hydra"} & set(config)
     assert check_overrides(*asked, "output_dir=run").composed == config
-    assert call_command(*asked, "output_dir=run", "dataset=digits", "partition.classes_per_node=2").returncode == 0
+    assert call_command(*asked, "output_dir=run", "dataset=digits", "partition.classes_per_client=2").returncode == 0
     ran = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert {key for key in config if ran.get(key) != config[key]} <= {"dataset", "partition", "published", "changed"}
 
@@ -175,7 +175,7 @@ def test_sections_of_an_experiment_are_no_keys(call_command):
 def test_a_mistake_imports_no_torch(tmp_path):
     """Neither in a run nor in the first job of a sweep."""
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')\n")
-    for arguments in (("strategy=pfml",), ("num_nodes=0",), ("-m", "strategy=pfml,moon"), ("--cfg", "job"), ("--help",)):
+    for arguments in (("strategy=pfml",), ("num_clients=0",), ("-m", "strategy=pfml,moon"), ("--cfg", "job"), ("--help",)):
         done = main(tmp_path, *arguments, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
         assert "torch was imported" not in done.stderr, arguments
         assert done.returncode == (0 if arguments[0].startswith("--") else 2)

@@ -21,7 +21,7 @@ SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8")
 # The folders of a checkout that are packages of contrafed.
 FOLDERS = tuple(SETUPTOOLS["package-dir"].values())
 SMALL_RUN = (
-    "participation=markovian", "participation.beta=null", "participation.mean_probability=0.8", "num_nodes=4", "num_rounds=2",
+    "participation=markovian", "participation.beta=null", "participation.mean_probability=0.8", "num_clients=4", "num_rounds=2",
     "seed=1", "eval_every=1", "model=mlp", "model.hidden=[8]", "tracker=none",
 )  # fmt: skip
 
@@ -158,8 +158,8 @@ def test_a_short_name_is_answered_with_the_right_one(monkeypatch, name):
 
 def test_the_public_names_are_there_and_an_ide_knows_them():
     tree = ast.parse(Path(contrafed.__file__).read_text(encoding="utf-8"))
-    (typed,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-    homes = {alias.name: node.module for node in typed.body for alias in node.names}
+    (typed,) = (item for item in tree.body if isinstance(item, ast.If) and ast.unparse(item.test) == "TYPE_CHECKING")
+    homes = {alias.name: item.module for item in typed.body for alias in item.names}
     assert homes == contrafed._MODULES
     assert sorted(homes) == contrafed.__all__
     assert {"Client", "FederatedStrategy", "LocalTraining", "Config", "compose", "run", "UserError"} == set(homes)

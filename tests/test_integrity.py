@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rig import config_of
+from helpers import config_of
 from test_checkpoint import SMALL_RUN, equal, outcome, stop_run, whole  # noqa: F401
 
 from contrafed.core.errors import RunStopped, UserError
-from contrafed.engines.client_state import NodeMemory
+from contrafed.engines.client_state import ClientStateStore
 from contrafed.runs import checkpoint
 from contrafed.runs.run import run
 
@@ -42,7 +42,7 @@ def test_any_flipped_byte_of_a_state_is_noticed(stop_run):  # noqa: F811
     assert checkpoint.find(folder).server_round == 4
 
 
-@pytest.mark.parametrize("name", ["metrics", "nodes"])
+@pytest.mark.parametrize("name", ["metrics", "clients"])
 def test_a_log_of_the_same_length_with_other_numbers_is_refused(stop_run, name):  # noqa: F811
     folder = stop_run()
     log = folder / f"{name}.csv"
@@ -176,7 +176,7 @@ def test_client_state_on_the_disk_that_another_program_changes_ends_the_run(tmp_
 def test_client_state_that_is_whole_is_read_back(tmp_path):
     import torch
 
-    memory = NodeMemory(0, 0, str(tmp_path))
+    memory = ClientStateStore(0, 0, str(tmp_path))
     memory.store(1003, {"a": torch.arange(4.0)})
     assert memory.get(1003)["a"].tolist() == [0, 1, 2, 3]
     memory.store(1003, {"a": torch.zeros(2)})
@@ -194,7 +194,7 @@ def images(path, shift=0, pixel=0):
     np.savez(path, x=x, y=y)
 
 
-OWN = ("engine=local", "num_nodes=3", "num_rounds=4", "model=mlp", "model.hidden=[4]", "partition=iid", "dataset=npz")
+OWN = ("engine=local", "num_clients=3", "num_rounds=4", "model=mlp", "model.hidden=[4]", "partition=iid", "dataset=npz")
 
 
 @pytest.mark.parametrize("change", [{"shift": 1}, {"pixel": 1}])
@@ -228,9 +228,9 @@ def test_a_run_is_not_resumed_with_another_file_of_a_partition(tmp_path):
 def test_a_finished_job_with_other_data_is_not_taken_for_the_same(tmp_path, call_command):
     yamls = tmp_path / "yamls" / "experiment"
     yamls.mkdir(parents=True)
-    (yamls / "mine.yaml").write_text("# @package _global_\nnum_nodes: 3\ngrid:\n  seed: [0, 1]\n")
+    (yamls / "mine.yaml").write_text("# @package _global_\nnum_clients: 3\ngrid:\n  seed: [0, 1]\n")
     images(tmp_path / "x.npz")
-    line = ("-m", f"--config-dir={tmp_path}/yamls", "experiment=mine", *(o for o in OWN if "num_nodes" not in o))
+    line = ("-m", f"--config-dir={tmp_path}/yamls", "experiment=mine", *(o for o in OWN if "num_clients" not in o))
     line += (f"dataset.path={tmp_path}/x.npz", "num_rounds=1", f"output_dir={tmp_path}/sweep", "tracker=none")
     assert call_command(*line).returncode == 0
     again = call_command(*line)

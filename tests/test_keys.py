@@ -13,35 +13,35 @@ def test_keys_are_made_once_and_fit_together(tmp_path, capsys):
         load_ssh_public_key,
     )
 
-    assert certificates.main([str(tmp_path / "keys"), "--nodes", "1"]) == 2
+    assert certificates.main([str(tmp_path / "keys"), "--clients", "1"]) == 2
     assert "--host is missing" in capsys.readouterr().err
     assert not (tmp_path / "keys").exists()
-    assert certificates.main([str(tmp_path / "keys"), "--host", "fl.example.org", "--host", "192.0.2.7", "--nodes", "2"]) == 0
+    assert certificates.main([str(tmp_path / "keys"), "--host", "fl.example.org", "--host", "192.0.2.7", "--clients", "2"]) == 0
     folder = tmp_path / "keys"
     authority, server = (x509.load_pem_x509_certificate((folder / f"{name}.pem").read_bytes()) for name in ("ca", "server"))
     server.verify_directly_issued_by(authority)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
     assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["192.0.2.7", "127.0.0.1"]
-    private = load_ssh_private_key((folder / "node-1").read_bytes(), None)
-    assert private.public_key() == load_ssh_public_key((folder / "node-1.pub").read_bytes())
-    for name in ("ca.key", "server.key", "node-0", "node-1"):
+    private = load_ssh_private_key((folder / "client-1").read_bytes(), None)
+    assert private.public_key() == load_ssh_public_key((folder / "client-1.pub").read_bytes())
+    for name in ("ca.key", "server.key", "client-0", "client-1"):
         assert (folder / name).stat().st_mode & 0o77 == 0
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
-    assert certificates.main([str(folder), "--nodes", "3"]) == 0
+    assert certificates.main([str(folder), "--clients", "3"]) == 0
     after = {p.name: p.read_bytes() for p in folder.iterdir()}
     assert after.items() >= before.items()
-    assert set(after) - set(before) == {"node-2", "node-2.pub"}
-    for name in ("server.key", "node-0.pub", "node-1"):
+    assert set(after) - set(before) == {"client-2", "client-2.pub"}
+    for name in ("server.key", "client-0.pub", "client-1"):
         (folder / name).unlink()
-    assert certificates.main([str(folder), "--nodes", "3"]) == 0
+    assert certificates.main([str(folder), "--clients", "3"]) == 0
     anew = {p.name: p.read_bytes() for p in folder.iterdir()}
-    assert {name for name in after if anew[name] != after[name]} == {"server.pem", "server.key", "node-1", "node-1.pub"}
+    assert {name for name in after if anew[name] != after[name]} == {"server.pem", "server.key", "client-1", "client-1.pub"}
     server = x509.load_pem_x509_certificate(anew["server.pem"])
     assert server.public_key() == load_pem_private_key(anew["server.key"], None).public_key()
     assert server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value == names
     (folder / "ca.key").unlink()
-    assert certificates.main([str(folder), "--nodes", "4"]) == 2
+    assert certificates.main([str(folder), "--clients", "4"]) == 2
     assert "ca.key is not" in capsys.readouterr().err
 
 
@@ -55,7 +55,7 @@ def test_what_is_about_to_expire_is_renewed_with_its_key(tmp_path, capsys):
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    assert certificates.main([str(tmp_path), "--host", "fl.example.org", "--nodes", "1", "--days", "40"]) == 0
+    assert certificates.main([str(tmp_path), "--host", "fl.example.org", "--clients", "1", "--days", "40"]) == 0
     assert "server.pem is valid until " in capsys.readouterr().out
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert certificates.main([str(tmp_path), "--renew-within", "39"]) == 0
@@ -116,13 +116,13 @@ def test_another_host_has_the_server_certificate_made_for_it(tmp_path, capsys, a
         ("--host", "x" * 64),
         ("--days", "99999999"),
         ("--days", "x"),
-        ("--node", "3"),
+        ("--client", "3"),
     ],
 )
 def test_what_no_certificate_can_say_leaves_nothing(tmp_path, capsys, wrong):
     assert certificates.main([str(tmp_path / "keys"), "--host", "a.example", *wrong]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(("error: --", "error: argument --", "error: unrecognized arguments: --node 3"))
+    assert error.startswith(("error: --", "error: argument --", "error: unrecognized arguments: --client 3"))
     assert error.count("\n") == 1
     assert not (tmp_path / "keys").exists()
     (tmp_path / "keys").write_text("")
@@ -166,7 +166,7 @@ def test_a_certificate_of_another_authority_is_left_alone(tmp_path, capsys):
             (tmp_path / name).unlink()
         before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
         capsys.readouterr()
-        assert certificates.main([str(tmp_path), "--host", "b.example", "--nodes", "2"]) == 2
+        assert certificates.main([str(tmp_path), "--host", "b.example", "--clients", "2"]) == 2
         assert "server.pem is of another authority than" in capsys.readouterr().err
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from rig import build_received, config_of, sized_workspace
+from helpers import build_received, config_of, sized_workspace
 from torch.nn.functional import cross_entropy
 
 from contrafed.clients.fedavg import FedAvgClient
@@ -18,28 +18,28 @@ from contrafed.config.run_config import resolve
 from contrafed.core.errors import UserError
 from contrafed.runs.output import print_summary
 from contrafed.training.base import LocalError
-from contrafed.training.client_stack import Memory
+from contrafed.training.client_stack import ClientState
 from contrafed.training.losses import cosine
 
-NODES = [[0], [0, 1, 2]]  # alone, and as a stack whose clients take different numbers of steps
+CLIENTS = [[0], [0, 1, 2]]  # alone, and as a stack whose clients take different numbers of steps
 SHORT_TRAINING = {"epochs": 1, "iterations": None, "batch_size": 10}
 
 
-def node_half(nodes, strategy="fedavg", **functions):
-    """Return a client of ``nodes`` whose method has these ``functions``, and its received tensors."""
+def client_class(clients, strategy="fedavg", **functions):
+    """Return a client of ``clients`` whose method has these ``functions``, and its received tensors."""
     workspace = sized_workspace(strategy, [20, 12, 24], local=SHORT_TRAINING)
     kind = type("Mine", (workspace.client_class,), functions)
-    return kind(workspace, nodes), [build_received(workspace)] * len(nodes)
+    return kind(workspace, clients), [build_received(workspace)] * len(clients)
 
 
-def assert_refused(nodes, message, at, ask="update", **functions):
-    """Assert that a client of ``nodes`` with these ``functions`` reports ``message``, and line ``at`` of the calling file."""
+def assert_refused(clients, message, at, ask="update", **functions):
+    """Assert that a client of ``clients`` with these ``functions`` reports ``message``, and line ``at`` of the calling file."""
     file = Path(sys._getframe(1).f_code.co_filename).name
-    client, received = node_half(nodes, **functions)
+    client, received = client_class(clients, **functions)
     with pytest.raises(LocalError) as found:
         getattr(client, ask)(received, 1)
     said = str(found.value)
-    assert said.startswith(f"node {', '.join(map(str, nodes))}, round 1, ")
+    assert said.startswith(f"client {', '.join(map(str, clients))}, round 1, ")
     assert said.endswith(f": {message} (tests/{file}, line {at})")
     return client
 
@@ -52,28 +52,28 @@ def line_of(function, text="def "):
 # ------------------------------------------------------------------------------------------------------------------- losses
 
 
-def per_example(self, params, batch, constants):
+def per_example(self, params, batch, loss_inputs):
     return {"loss": cross_entropy(self.forward(params, batch).logits, batch.y, reduction="none")}
 
 
-def extra_per_example(self, params, batch, constants):
-    return FedAvgClient.loss(self, params, batch, constants) | {"mine": batch.mask}
+def extra_per_example(self, params, batch, loss_inputs):
+    return FedAvgClient.loss(self, params, batch, loss_inputs) | {"mine": batch.mask}
 
 
-def extra_number(self, params, batch, constants):
-    return FedAvgClient.loss(self, params, batch, constants) | {"mine": 3}
+def extra_number(self, params, batch, loss_inputs):
+    return FedAvgClient.loss(self, params, batch, loss_inputs) | {"mine": 3}
 
 
-def detach_loss(self, params, batch, constants):
-    return {"loss": FedAvgClient.loss(self, params, batch, constants)["loss"].detach()}
+def detach_loss(self, params, batch, loss_inputs):
+    return {"loss": FedAvgClient.loss(self, params, batch, loss_inputs)["loss"].detach()}
 
 
-def whole_numbers(self, params, batch, constants):
+def whole_numbers(self, params, batch, loss_inputs):
     return {"loss": self.forward(params, batch).logits.argmax(1).sum()}
 
 
-def nothing(self, params, batch, constants):
-    FedAvgClient.loss(self, params, batch, constants)
+def nothing(self, params, batch, loss_inputs):
+    FedAvgClient.loss(self, params, batch, loss_inputs)
 
 
 LOSSES = [
@@ -86,38 +86,38 @@ LOSSES = [
 ]
 
 
-@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize("clients", CLIENTS)
 @pytest.mark.parametrize(("loss", "wanted"), LOSSES)
-def test_a_loss_that_is_none_is_told_which_function_and_why(nodes, loss, wanted):
-    assert_refused(nodes, f"ReturnError: {loss.__name__} must return {wanted}", line_of(loss), loss=loss)
+def test_a_loss_that_is_none_is_told_which_function_and_why(clients, loss, wanted):
+    assert_refused(clients, f"ReturnError: {loss.__name__} must return {wanted}", line_of(loss), loss=loss)
 
 
-@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize("clients", CLIENTS)
 @pytest.mark.parametrize("kind", [torch.float16, torch.int64])
-def test_what_is_sent_is_in_single_or_double_precision(nodes, kind):
+def test_what_is_sent_is_in_single_or_double_precision(clients, kind):
     """The server rejects replies of any other type."""
 
-    def local_work(self, stack):
-        return {name: value.to(kind) for name, value in FedAvgClient.local_work(self, stack).items()}
+    def local_update(self, stack):
+        return {name: value.to(kind) for name, value in FedAvgClient.local_update(self, stack).items()}
 
-    function = "test_what_is_sent_is_in_single_or_double_precision.<locals>.local_work"
+    function = "test_what_is_sent_is_in_single_or_double_precision.<locals>.local_update"
     message = f"ReturnError: {function} must return model/encoder.stages.0.1.weight in float32 or float64, not {kind}"
-    assert_refused(nodes, message, line_of(local_work), local_work=local_work)
+    assert_refused(clients, message, line_of(local_update), local_update=local_update)
 
 
-@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize("clients", CLIENTS)
 @pytest.mark.parametrize(("loss", "wanted"), LOSSES)
-def test_gradients_of_a_loss_that_is_none_are_refused_alike(nodes, loss, wanted):
+def test_gradients_of_a_loss_that_is_none_are_refused_alike(clients, loss, wanted):
     """Otherwise a detached loss has gradients of zero, and its author never notices."""
 
-    def local_work(self, stack):
-        self.train(stack, loss=partial(FedAvgClient.loss, self), each_step=self.compute_gradients)
+    def local_update(self, stack):
+        self.train(stack, loss=partial(FedAvgClient.loss, self), before_step=self.compute_gradients)
 
     def compute_gradients(self, now):
         return self.gradients(partial(loss, self), now.stack.params, now.batch, {})
 
     message = f"ReturnError: {loss.__name__} must return {wanted}"
-    assert_refused(nodes, message, line_of(loss), local_work=local_work, compute_gradients=compute_gradients)
+    assert_refused(clients, message, line_of(loss), local_update=local_update, compute_gradients=compute_gradients)
 
 
 # ------------------------------------------------------------------------------------------------------------- client state
@@ -126,15 +126,15 @@ def test_gradients_of_a_loss_that_is_none_are_refused_alike(nodes, loss, wanted)
 def remembering(value):
     """Return a method that stores ``value(stack)`` in a state that starts as two zeros."""
 
-    def local_work(self, stack):
-        stack.memory["mine"] = value(stack)
+    def local_update(self, stack):
+        stack.state["mine"] = value(stack)
         self.train(stack)
-        return self.sent(stack)
+        return self.make_upload(stack)
 
-    return {"fresh_memory": lambda self, received: {"mine": torch.zeros(2)}, "local_work": local_work}
+    return {"init_client_state": lambda self, received: {"mine": torch.zeros(2)}, "local_update": local_update}
 
 
-@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize("clients", CLIENTS)
 @pytest.mark.parametrize(
     ("value", "found"),
     [
@@ -145,26 +145,26 @@ def remembering(value):
         (lambda stack: [1.0, 1.0], "list"),
     ],
 )
-def test_what_is_remembered_keeps_its_shape(nodes, value, found):
-    method, count = remembering(value), len(nodes)
-    wanted = f"mine of shape ({count}, 2), nodes first, not {found.format(n=count)}"
-    local_work = method["local_work"]
-    message = f"ReturnError: remembering.<locals>.local_work must remember {wanted}"
-    assert assert_refused(nodes, message, line_of(local_work), **method).memories == [{}] * count
+def test_what_is_remembered_keeps_its_shape(clients, value, found):
+    method, count = remembering(value), len(clients)
+    wanted = f"mine of shape ({count}, 2), clients first, not {found.format(n=count)}"
+    local_update = method["local_update"]
+    message = f"ReturnError: remembering.<locals>.local_update must remember {wanted}"
+    assert assert_refused(clients, message, line_of(local_update), **method).client_states == [{}] * count
 
 
-@pytest.mark.parametrize("nodes", NODES)
-def test_a_memory_of_the_right_shape_is_kept(nodes):
-    client, received = node_half(nodes, **remembering(lambda stack: torch.ones(len(stack), 2)))
-    assert [update.memory["mine"].tolist() for update in client.update(received, 1)] == [[1.0, 1.0]] * len(nodes)
+@pytest.mark.parametrize("clients", CLIENTS)
+def test_a_memory_of_the_right_shape_is_kept(clients):
+    client, received = client_class(clients, **remembering(lambda stack: torch.ones(len(stack), 2)))
+    assert [update.client_state["mine"].tolist() for update in client.update(received, 1)] == [[1.0, 1.0]] * len(clients)
 
 
-def test_a_value_that_nodes_begin_to_remember_later_has_the_nodes_first_too():
+def test_a_value_that_clients_begin_to_remember_later_has_the_clients_first_too():
     """A checkpoint of a method whose author has changed it since."""
     method = remembering(lambda stack: torch.ones(5))
-    client, received = node_half([0, 1], **method)
-    client.memories = [{"other": torch.zeros(3)}] * 2
-    with pytest.raises(LocalError, match=r"must remember mine of shape \(2,\), nodes first, not shape \(5,\)"):
+    client, received = client_class([0, 1], **method)
+    client.client_states = [{"other": torch.zeros(3)}] * 2
+    with pytest.raises(LocalError, match=r"must remember mine of shape \(2,\), clients first, not shape \(5,\)"):
         client.update(received, 2)
 
 
@@ -176,35 +176,35 @@ def no_dictionary(self, received):
     return torch.zeros(2)
 
 
-@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize("clients", CLIENTS)
 @pytest.mark.parametrize(
-    ("fresh_memory", "wanted"),
+    ("init_client_state", "wanted"),
     [(number, "a tensor for each name, not float for 'mine'"), (no_dictionary, "a dictionary of tensors, not shape (2,)")],
 )
-def test_a_memory_begins_with_tensors(nodes, fresh_memory, wanted):
-    message = f"ReturnError: {fresh_memory.__name__} must return {wanted}"
-    assert_refused(nodes, message, line_of(fresh_memory), fresh_memory=fresh_memory)
+def test_a_memory_begins_with_tensors(clients, init_client_state, wanted):
+    message = f"ReturnError: {init_client_state.__name__} must return {wanted}"
+    assert_refused(clients, message, line_of(init_client_state), init_client_state=init_client_state)
 
 
-@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize("clients", CLIENTS)
 @pytest.mark.parametrize(
     ("begun", "said"),
     [
-        ({"means": torch.zeros(2), "counts": torch.zeros(2)}, "unknown name in stack.memory 'mean', did you mean 'means'?"),
-        ({}, "stack.memory has no 'mean': fresh_memory returns nothing"),
+        ({"means": torch.zeros(2), "counts": torch.zeros(2)}, "unknown name in stack.state 'mean', did you mean 'means'?"),
+        ({}, "stack.state has no 'mean': init_client_state returns nothing"),
     ],
 )
-def test_a_name_that_nodes_do_not_remember_is_told_with_those_that_they_do(nodes, begun, said):
-    def local_work(self, stack):
-        return stack.memory["mean"]
+def test_a_name_that_clients_do_not_remember_is_told_with_those_that_they_do(clients, begun, said):
+    def local_update(self, stack):
+        return stack.state["mean"]
 
     message = f"UnknownNameError: {said}{' choices: counts, means' if begun else ''}"
-    at = line_of(local_work, "stack.memory")
-    assert_refused(nodes, message, at, local_work=local_work, fresh_memory=lambda self, received: begun)
+    at = line_of(local_update, "stack.state")
+    assert_refused(clients, message, at, local_update=local_update, init_client_state=lambda self, received: begun)
 
 
 def test_a_memory_can_be_asked_whether_it_has_a_name():
-    memory = Memory(["there"], lambda name: torch.zeros(1))
+    memory = ClientState(["there"], lambda name: torch.zeros(1))
     assert ("there" in memory, "elsewhere" in memory, memory.get("elsewhere")) == (True, False, None)
     with pytest.raises(KeyError):
         memory["elsewhere"]
@@ -243,7 +243,7 @@ def test_shared_parts_that_is_no_class_method_is_refused_in_one_line(monkeypatch
         resolve(config_of("strategy=fedavg"))
 
 
-@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize("clients", CLIENTS)
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
@@ -255,13 +255,15 @@ def test_shared_parts_that_is_no_class_method_is_refused_in_one_line(monkeypatch
         ("encoder", " must be a tuple of parts of the model, such as ('encoder',), got 'encoder'"),
     ],
 )
-def test_parts_to_train_that_there_are_none_of_are_refused(nodes, parts, said):
+def test_parts_to_train_that_there_are_none_of_are_refused(clients, parts, said):
     """Otherwise nothing would be trained, without a message."""
 
-    def local_work(self, stack):
+    def local_update(self, stack):
         self.train(stack, parts=parts)
 
-    assert_refused(nodes, f"TypeError: the parts to train{said}", line_of(local_work, "self.train"), local_work=local_work)
+    assert_refused(
+        clients, f"TypeError: the parts to train{said}", line_of(local_update, "self.train"), local_update=local_update
+    )
 
 
 def representations(self, features, received):
@@ -276,38 +278,38 @@ def twice(self, features, received):
     return features.logits, features.z
 
 
-@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize("clients", CLIENTS)
 @pytest.mark.parametrize(("scores", "found"), [(representations, "shape (3, 5)"), (likeliest, "shape (3,)"), (twice, "tuple")])
-def test_scores_are_one_a_class(nodes, scores, found):
+def test_scores_are_one_a_class(clients, scores, found):
     """With other shapes the largest score is not a label, and a few clients' wrong accuracy would replace all."""
     message = f"ReturnError: {scores.__name__} must return scores of shape (3, 10), by example and class, not {found}"
-    assert_refused(nodes, message, line_of(scores), "judge", scores=scores)
+    assert_refused(clients, message, line_of(scores), "evaluate_clients", scores=scores)
 
 
-def test_the_accuracy_of_nodes_models_is_that_of_the_nodes_which_answered(capsys):
+def test_the_accuracy_of_clients_models_is_that_of_the_clients_which_answered(capsys):
     """Some may have failed, and a summary does not have their number."""
     own = {"personal_accuracy_mean": 0.5, "personal_accuracy_std": 0.125, "personal_accuracy_best": 0.75}
     rest = {"rounds": 3, "seconds": 6.0, "seconds_per_round": 2.0, "bytes_up": 0, "bytes_down": 0, "failures": 3}
     print_summary({**own, **rest, "replies_rejected": 0}, "some/folder")
-    said = "personal accuracy: 50.00% of the images that nodes scored (+- 12.50% over these nodes), best 75.00%\n"
+    said = "personal accuracy: 50.00% of the images that clients scored (+- 12.50% over these clients), best 75.00%\n"
     assert capsys.readouterr().out.startswith(said)
 
 
 # ------------------------------------------------------------------------------------------------------------------- places
 
 
-@pytest.mark.parametrize("nodes", NODES)
-def test_a_mistake_that_a_tool_meets_is_placed_where_the_method_calls_it(nodes):
+@pytest.mark.parametrize("clients", CLIENTS)
+def test_a_mistake_that_a_tool_meets_is_placed_where_the_method_calls_it(clients):
     """The line is not in the helper's file, which the method's author did not write."""
 
-    def loss(self, params, batch, constants):
+    def loss(self, params, batch, loss_inputs):
         return {"loss": cosine(self.forward(params, batch).z, batch.mask.expand(7, 7, -1)).mean()}
 
-    def local_work(self, stack):
+    def local_update(self, stack):
         self.train(stack, repeat="twice")
 
-    for functions, text in (({"loss": loss}, "cosine"), ({"local_work": local_work}, "self.train")):
-        client, received = node_half(nodes, **functions)
+    for functions, text in (({"loss": loss}, "cosine"), ({"local_update": local_update}, "self.train")):
+        client, received = client_class(clients, **functions)
         with pytest.raises(LocalError) as found:
             client.update(received, 1)
         (function,) = functions.values()
@@ -315,7 +317,7 @@ def test_a_mistake_that_a_tool_meets_is_placed_where_the_method_calls_it(nodes):
 
 
 def test_a_mistake_in_no_methods_own_code_is_placed_in_the_tool(monkeypatch):
-    client, received = node_half([0])
+    client, received = client_class([0])
     monkeypatch.setattr(client, "forward", None)
     with pytest.raises(LocalError, match=r"TypeError: 'NoneType' object is not callable \(training/base\.py, line \d+\)"):
         client.update(received, 1)
@@ -324,43 +326,45 @@ def test_a_mistake_in_no_methods_own_code_is_placed_in_the_tool(monkeypatch):
 # ----------------------------------------------------------------------------------------------------------- what trains
 
 
-@pytest.mark.parametrize("nodes", NODES)
-def test_what_the_server_sent_is_not_trained(nodes):
+@pytest.mark.parametrize("clients", CLIENTS)
+def test_what_the_server_sent_is_not_trained(clients):
     """Other clients receive the same tensors."""
 
-    def local_work(self, stack):
+    def local_update(self, stack):
         self.train(stack, params=stack.global_model, purpose="teacher")
-        return self.sent(stack)
+        return self.make_upload(stack)
 
-    said = "encoder.stages.0.1.weight is what the node received, which other nodes receive too; clone it"
-    assert_refused(nodes, f"TypeError: train(params=...): {said}", line_of(local_work, "self.train"), local_work=local_work)
+    said = "encoder.stages.0.1.weight is what the client received, which other clients receive too; clone it"
+    assert_refused(
+        clients, f"TypeError: train(params=...): {said}", line_of(local_update, "self.train"), local_update=local_update
+    )
 
 
-@pytest.mark.parametrize("nodes", NODES)
-def test_a_model_of_its_own_name_is_trained_by_that(nodes):
-    def local_work(self, stack):
+@pytest.mark.parametrize("clients", CLIENTS)
+def test_a_model_of_its_own_name_is_trained_by_that(clients):
+    def local_update(self, stack):
         self.train(stack, params={f"own/{n}": v.clone() for n, v in stack.params.items()}, purpose="own")
-        return self.sent(stack)
+        return self.make_upload(stack)
 
     said = (
         "TypeError: train(params=...) holds 'own/...', which train(parts=('encoder', 'projector', 'classifier')) does not name"
     )
-    assert_refused(nodes, said, line_of(local_work, "self.train"), local_work=local_work)
+    assert_refused(clients, said, line_of(local_update, "self.train"), local_update=local_update)
 
 
-@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize("clients", CLIENTS)
 @pytest.mark.parametrize("first", [True, False])
-def test_a_loss_has_the_same_names_at_every_step(nodes, first):
+def test_a_loss_has_the_same_names_at_every_step(clients, first):
     """Otherwise a mean over the phase would count steps without it."""
 
-    def loss(self, params, batch, constants):
-        found = FedAvgClient.loss(self, params, batch, constants)
-        return found | ({"mine": found["loss"]} if ("late" in constants) != first else {})
+    def loss(self, params, batch, loss_inputs):
+        found = FedAvgClient.loss(self, params, batch, loss_inputs)
+        return found | ({"mine": found["loss"]} if ("late" in loss_inputs) != first else {})
 
-    def local_work(self, stack):
-        self.train(stack, each_step=lambda now: {"late": now.batch.mask} if now.number else {})
-        return self.sent(stack)
+    def local_update(self, stack):
+        self.train(stack, before_step=lambda now: {"late": now.batch.mask} if now.number else {})
+        return self.make_upload(stack)
 
-    client, received = node_half(nodes, loss=loss, local_work=local_work)
+    client, received = client_class(clients, loss=loss, local_update=local_update)
     with pytest.raises(LocalError, match="must return the same names at every step of a phase, not 'mine' at some"):
         client.update(received, 1)

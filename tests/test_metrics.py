@@ -4,8 +4,8 @@ import csv
 
 import pytest
 import torch
+from helpers import config_of
 from reported import method, write_run
-from rig import config_of
 from sklearn import metrics as sklearn_metrics
 from tiny import TINY_RUN
 
@@ -34,7 +34,7 @@ def test_scores_are_those_of_another_library():
 
 
 @pytest.mark.parametrize("classes", [3, 10, 14, 38])
-def test_a_perfect_node_has_no_score_above_one(classes):
+def test_a_perfect_client_has_no_score_above_one(classes):
     """Sums of shares in single precision reach 1.0000001, which a server would reject as a score."""
     assert scores_of(FUNCTIONS, 7 * torch.eye(classes)) == pytest.approx(dict.fromkeys(FUNCTIONS, 1.0))
     assert max(scores_of(FUNCTIONS, 7 * torch.eye(classes)).values()) <= 1
@@ -55,23 +55,23 @@ def rows_of(folder):
 
 @pytest.mark.parametrize(("strategy", "scope"), [("fedavg", "global"), ("fedper", "personal")])
 def test_runs_record_them_and_nothing_else_changes(tmp_path, strategy, scope):
-    named = (*SMALL_RUN, f"strategy={strategy}", "eval_nodes=true")
+    named = (*SMALL_RUN, f"strategy={strategy}", "eval_clients=true")
     run(config_of(*named, f"output_dir={tmp_path}/plain"))
     summary = run(config_of(*named, "metrics=[accuracy,macro_f1,mcc]", f"output_dir={tmp_path}/more"))
     rows = rows_of(tmp_path / "more")
     more = [row for row in rows if row["metric"].startswith(("macro_f1", "mcc"))]
     assert [row for row in rows if row not in more] == rows_of(tmp_path / "plain")
     assert {(row["scope"], row["split"]) for row in more} == (
-        {("global", "test"), ("global", "nodes")} if scope == "global" else {("personal", "test")}
+        {("global", "test"), ("global", "clients")} if scope == "global" else {("personal", "test")}
     )
     assert all(-1 <= float(row["value"]) <= 1 for row in more)
-    of_nodes = [row["metric"] for row in csv.DictReader((tmp_path / "more" / "nodes.csv").open())]
-    assert of_nodes.count("macro_f1") == of_nodes.count("accuracy") > 0
+    of_clients = [row["metric"] for row in csv.DictReader((tmp_path / "more" / "clients.csv").open())]
+    assert of_clients.count("macro_f1") == of_clients.count("accuracy") > 0
     prefix, last = ("", "final") if scope == "global" else ("personal_", "mean")
     assert {f"{prefix}{name}_{kind}" for name in ("macro_f1", "mcc") for kind in (last, "best")} <= summary.keys()
 
 
-def test_a_stack_gives_the_scores_that_its_nodes_give_alone(tmp_path):
+def test_a_stack_gives_the_scores_that_its_clients_give_alone(tmp_path):
     named = (*SMALL_RUN, "strategy=fedper", "metrics=[macro_f1]")
     for size in (1, 6):
         run(config_of(*named, f"engine.stack_size={size}", f"output_dir={tmp_path}/{size}"))
@@ -97,15 +97,15 @@ def test_reports_have_them_in_table_and_figure(tmp_path):
     scores = {"fedavg": (0.1, 0.2, 0.4), "moon": (0.1, 0.3, 0.5)}
     for name, values in scores.items():
         more = [(10 * t, "global", "test", "macro_f1", value) for t, value in enumerate(values)]
-        more += [(20, "global", "nodes", "mcc", 0.25)] if name == "moon" else []
+        more += [(20, "global", "clients", "mcc", 0.25)] if name == "moon" else []
         write_run(tmp_path / "runs" / name, (0.1, 0.6, 0.7), more=more, metrics=["accuracy", "macro_f1", "mcc"], **method(name))
     runs = find([tmp_path / "runs"])
     table = tables.runs_table(runs, "t")
     assert [head for head in table.heads if head.endswith(", last")] == [
-        "test accuracy, last", "test macro_f1, last", "nodes' mcc, last"
+        "test accuracy, last", "test macro_f1, last", "clients' mcc, last"
     ]  # fmt: skip
     rows = [dict(zip(table.heads, cells, strict=True)) for cells in table.rows]
-    assert {row["method"]: (row["test macro_f1, last"], row["nodes' mcc, last"]) for row in rows} == {
+    assert {row["method"]: (row["test macro_f1, last"], row["clients' mcc, last"]) for row in rows} == {
         "fedavg": ("40.00", ""), "moon": ("50.00", "25.00")
     }  # fmt: skip
     drawn = figures.of_runs(runs, "t")

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import close, config_of, make_local_training, workspace_of
 from omegaconf import OmegaConf
-from rig import close, config_of, work_of, workspace_of
 from torch import nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
@@ -21,7 +21,7 @@ from contrafed.core.split_model import SplitModel, Stages, build_model
 from contrafed.models.resnet18 import Strided
 from contrafed.models.shufflenet import Unit
 from contrafed.training.batches import Batches, draw_dropout
-from contrafed.training.client_stack import Stack
+from contrafed.training.client_stack import ClientStack
 
 MODELS = sorted(registry.choices("model"))
 SMALL_MODELS = ("mlp", "cnn", "cnn_pmfl", "cnn5", "lenet")
@@ -240,10 +240,10 @@ def test_dropout_factors_reach_the_classifier_only():
     torch.testing.assert_close(dropped.logits, model.classifier(plain.z * mask))
 
 
-def pmfl_client(nodes=1):
-    config = config_of("strategy=fedavg", "num_nodes=4", "model=cnn_pmfl", "model.hidden=[12,9]", "model.dropout=0.4")
+def pmfl_client(clients=1):
+    config = config_of("strategy=fedavg", "num_clients=4", "model=cnn_pmfl", "model.hidden=[12,9]", "model.dropout=0.4")
     workspace = workspace_of(config, dtype=torch.float64)
-    return workspace.client_class(workspace, range(nodes))
+    return workspace.client_class(workspace, range(clients))
 
 
 def test_dropout_before_each_hidden_layer_and_the_classifier():
@@ -251,8 +251,8 @@ def test_dropout_before_each_hidden_layer_and_the_classifier():
     client = pmfl_client()
     workspace, params = client.workspace, client.workspace.initial
     assert workspace.model.dropped == ("classifier", "projector.0", "projector.2")
-    stack = Stack([0], [workspace.federation.partition.train(0)], 1, params, {}, {})
-    batch = Batches.draw(workspace, work_of(iterations=1, batch_size=16), stack, "batches").at(0, 1)
+    stack = ClientStack([0], [workspace.federation.partition.train(0)], 1, params, {}, {})
+    batch = Batches.draw(workspace, make_local_training(iterations=1, batch_size=16), stack, "batches").at(0, 1)
     assert {layer: mask.shape[-1] for layer, mask in batch.dropout.items()} == {
         "classifier": 9, "projector.0": 128, "projector.2": 12,
     }  # fmt: skip
@@ -271,12 +271,12 @@ def test_dropout_before_each_hidden_layer_and_the_classifier():
         assert losses[0] == client.task_loss(workspace.model(batch.x[0]), tree_map(lambda t: t[0], batch)).item()
 
 
-def test_nodes_of_a_stack_have_the_dropout_that_they_have_alone():
+def test_clients_of_a_stack_have_the_dropout_that_they_have_alone():
     client = pmfl_client(2)
     received = [{f"model/{n}": v for n, v in client.workspace.initial.items()}] * 2
     together = client.update(received, 1)
-    for node, update in enumerate(together):
-        alone = client.workspace.client_class(client.workspace, [node]).update(received[:1], 1)[0]
+    for k, update in enumerate(together):
+        alone = client.workspace.client_class(client.workspace, [k]).update(received[:1], 1)[0]
         close(update.tensors, alone.tensors)
 
 

@@ -43,7 +43,7 @@ class Config:
 class FedNewClient(Client):
     """The cross-entropy times ``scale``."""
 
-    def loss(self, params, batch, constants):
+    def loss(self, params, batch, loss_inputs):
         """Return the multiplied loss."""
         return {"loss": self.config.scale * self.task_loss(self.forward(params, batch), batch)}
 '''
@@ -63,7 +63,7 @@ class FedNew(FedAvg):
     """The mean of the old model and of FedAvg's."""
 
     @classmethod
-    def single_replies(cls, config):
+    def needs_individual_updates(cls, config):
         """It sums."""
         return ""
 
@@ -92,11 +92,11 @@ local:
   iterations: 5
 """,
 }
-TEST = """from rig import digits_run, same
+TEST = """from helpers import digits_run, same
 
 
 def test_it_moves():
-    models, _ = digits_run("fednew", 1, nodes=2)
+    models, _ = digits_run("fednew", 1, clients=2)
     assert not same(models[0], models[1])
 """
 # Where methods are listed, and what they list: a method that somebody forgot there failed one of these.

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from rig import config_of
+from helpers import config_of
 from tiny import TINY_RUN, run_tiny
 
 from contrafed.core.errors import RunStopped
@@ -16,7 +16,7 @@ from contrafed.training.base import Client
 
 
 def replies(*norms, received=1.0):
-    return [Reply(node, {}, 1, {}, {"model/w": torch.tensor([received])}, norm) for node, norm in enumerate(norms)]
+    return [Reply(client, {}, 1, {}, {"model/w": torch.tensor([received])}, norm) for client, norm in enumerate(norms)]
 
 
 def rejected(limit, *norms, **how):
@@ -49,14 +49,14 @@ def test_a_median_of_zero_is_no_limit():
     assert rejected(NormLimit(10), 0.0, 0.0, 5.0) == []
 
 
-def send_huge(monkeypatch, value=3e37, node=1, first=1):
+def send_huge(monkeypatch, value=3e37, client=1, first=1):
     """Have one client upload huge numbers from a round on."""
     original = Client.update
 
     def update(self, received, server_round, *args):
         updates = original(self, received, server_round, *args)
-        for one, found in zip(self.nodes, updates, strict=True):
-            if one == node and server_round >= first:
+        for one, found in zip(self.clients, updates, strict=True):
+            if one == client and server_round >= first:
                 found.tensors = {name: torch.full_like(tensor, value) for name, tensor in found.tensors.items()}
         return updates
 
@@ -92,8 +92,8 @@ def test_a_model_that_exploded_is_reported(tmp_path, monkeypatch, capsys):
 
 def test_the_last_checkpoint_before_replies_were_rejected_is_kept(tmp_path, monkeypatch):
     """From round 3 on no reply is accepted: checkpoint 1 is the newest after which any was, and outlives checkpoint_keep."""
-    for node in range(6):
-        send_huge(monkeypatch, float("nan"), node, first=3)
+    for client in range(6):
+        send_huge(monkeypatch, float("nan"), client, first=3)
     how = ("checkpoint_every=1", "checkpoint_keep=2", "num_rounds=6", "strategy=fedavg", *LOCAL, f"output_dir={tmp_path}/run")
     run(config_of(*TINY_RUN, "participation=full", *how))
     kept = [int(path.name) for path in checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")]

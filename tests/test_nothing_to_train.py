@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 import torch
-from rig import config_of, workspace_of
+from helpers import config_of, workspace_of
 
 from contrafed import compose, run
 from contrafed.training.batches import Batches
 
 SMALL_RUN = (
-    "num_nodes=4",
+    "num_clients=4",
     "model=mlp",
     "model.hidden=[8]",
     "participation=full",
@@ -38,7 +38,7 @@ def test_a_phase_without_a_step_may_have_augmentation(tmp_path, method):
 
 
 def test_a_pass_over_no_example_sums_to_zero_alone_as_in_a_stack():
-    workspace = workspace_of(config_of("strategy=fedproto", "num_nodes=4", "model=mlp"), dtype=torch.float64)
+    workspace = workspace_of(config_of("strategy=fedproto", "num_clients=4", "model=mlp"), dtype=torch.float64)
     none, some = np.zeros(0, np.int64), workspace.federation.partition.train(0)
     batch = Batches.one_pass(workspace, [none], padded=True).at(0, 1)
     assert batch.mask.tolist() == [[0]]
@@ -47,18 +47,24 @@ def test_a_pass_over_no_example_sums_to_zero_alone_as_in_a_stack():
 
 
 @pytest.mark.parametrize("method", ["fedcrl", "fedproto", "mpfedcon", "fedppo"])
-def test_a_node_that_only_tests_is_judged_after_its_local_work_alone_as_in_a_stack(tmp_path, method):
+def test_a_client_that_only_tests_is_evaluated_after_its_local_work_alone_as_in_a_stack(tmp_path, method):
     lists = np.arange(400).reshape(4, 100)
     train, test = [part[:80].tolist() for part in lists], [part[80:].tolist() for part in lists]
-    file = tmp_path / "nodes.json"
+    file = tmp_path / "clients.json"
     file.write_text(json.dumps({"train": [train[0], [], *train[2:]], "test": test}))
-    how = ("judge=post_train", "partition=file", f"partition.path={file}", "partition.min_node_size=0", "eval_nodes=true")
+    how = (
+        "evaluate_after=local_training",
+        "partition=file",
+        f"partition.path={file}",
+        "partition.min_client_size=0",
+        "eval_clients=true",
+    )
     rows = []
     for size in (1, 4):
         folder = tmp_path / str(size)
         sizes = (f"engine.stack_size={size}", f"output_dir={folder}")
         summary = run(compose(f"strategy={method}", *how, "dataset.merge_splits=true", *SMALL_RUN, *sizes))
         assert summary["failures"] == 0
-        rows.append([row.split(",")[1] for row in (folder / "nodes.csv").read_text().splitlines() if ",accuracy," in row])
+        rows.append([row.split(",")[1] for row in (folder / "clients.csv").read_text().splitlines() if ",accuracy," in row])
     assert rows[0] == rows[1]
     assert "1" in rows[0]

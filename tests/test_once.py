@@ -4,7 +4,7 @@ import sys
 from collections import Counter
 
 import pytest
-from rig import config_of
+from helpers import config_of
 from tiny import TINY_RUN
 
 from contrafed.config import method, run_config
@@ -84,7 +84,7 @@ def test_so_does_a_server_of_devices(counts, tmp_path):
     overrides = " ".join((*SMALL_RUN, "strategy=moon", f"output_dir={tmp_path}/run"))
     wanted = compose_deployed_run(overrides)
     try:
-        serve(LocalGrid(wanted.num_nodes, 1), wanted)
+        serve(LocalGrid(wanted.num_clients, 1), wanted)
     finally:
         uninstall()
     assert counts == CALLS_OF_A_RUN
@@ -121,11 +121,11 @@ def no_tuple(cls, model, config):
     [
         ("contrafed.strategies.fedavg.FedAvg.setup", lambda self: 1 / 0, "strategy.server=fedavg: FedAvg.setup: ZeroDivision"),
         ("contrafed.strategies.fedavg.FedAvg.broadcast", no_dictionary, "FedAvg must send tensors by name, in a dictionary"),
-        ("contrafed.strategies.fedavg.FedAvg.judged", no_dictionary, "FedAvg.judged must return the whole model"),
+        ("contrafed.strategies.fedavg.FedAvg.eval_model", no_dictionary, "FedAvg.eval_model must return the whole model"),
         (
-            "contrafed.clients.fedavg.FedAvgClient.messages",
+            "contrafed.clients.fedavg.FedAvgClient.message_spec",
             classmethod(no_tuple),
-            "strategy=fedavg: FedAvgClient.messages must",
+            "strategy=fedavg: FedAvgClient.message_spec must",
         ),
     ],
 )

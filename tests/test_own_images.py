@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from helpers import config_of
 from PIL import Image
-from rig import config_of
 
 from contrafed.core.client_run import choose
 from contrafed.core.errors import UserError

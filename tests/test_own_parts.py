@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import resolve_and_try
 from omegaconf import OmegaConf
-from rig import resolve_and_try
-from test_outside import METHOD, NODE, RULE, write
+from test_external_package import CLIENT, METHOD, RULE, write
 from torchvision.datasets import FakeData
 
 from contrafed.config.compose import compose_job
@@ -53,7 +53,7 @@ def change_part(home, group, old, new):
 
 
 def make_run(home, group, *overrides):
-    chosen = (f"{group}={PARTS[group]}", "num_nodes=4", "strategy=fedavg", *overrides)
+    chosen = (f"{group}={PARTS[group]}", "num_clients=4", "strategy=fedavg", *overrides)
     return resolve_and_try(OmegaConf.to_container(compose_job(list(chosen), home / "yamls"), resolve=True))
 
 
@@ -209,32 +209,32 @@ def test_code_that_lacks_something_is_one_line_before_anything_is_loaded(home, g
             "return x, y\n",
             "dataset=stripes: parts.stripes.load must return ImageData, got tuple",
         ),
-        ("partition", r"cuts\[:-1\]", "cuts[:-2]", "split must return a list of 4 index arrays, one a node; got 3 parts"),
-        ("partition", r"return np.split.*?\n", "return order\n", "a list of 4 index arrays, one a node; got ndarray"),
-        ("partition", r"return np.split\(order,", "return np.split(order / 2,", "whole numbers; node 0 has float64 ("),
-        ("partition", r"return np.split.*?\n", "return [[0], [1], [2], [3]]\n", "whole numbers; node 0 has a list"),
+        ("partition", r"cuts\[:-1\]", "cuts[:-2]", "split must return a list of 4 index arrays, one a client; got 3 parts"),
+        ("partition", r"return np.split.*?\n", "return order\n", "a list of 4 index arrays, one a client; got ndarray"),
+        ("partition", r"return np.split\(order,", "return np.split(order / 2,", "whole numbers; client 0 has float64 ("),
+        ("partition", r"return np.split.*?\n", "return [[0], [1], [2], [3]]\n", "whole numbers; client 0 has a list"),
         ("partition", r"return np.split\(order,", "return np.split(order + 9999,", "positions in draw.y, 0.."),
         (
             "partition",
             r"return np.split\(order,",
             "return np.split(0 * order,",
-            "split must return no position twice; node 0 has 165, of which 1 distinct",
+            "split must return no position twice; client 0 has 165, of which 1 distinct",
         ),
         (
             "partition",
             r"return np.split.*?\n",
             "return [order[:0], order[:99], order[99:200], order[198:300]]\n",
-            "split must return no position twice; nodes 2 and 3 share 2; define lazy where nodes are to share",
+            "split must return no position twice; clients 2 and 3 share 2; define lazy where clients are to share",
         ),
     ],
 )
 def test_what_code_returns_is_looked_at_when_data_are_loaded(home, group, old, new, message):
-    assert load_federation(make_run(home, group).node).num_nodes == 4
+    assert load_federation(make_run(home, group).client).num_clients == 4
     for name in [name for name in sys.modules if name.split(".")[0] == "parts"]:
         del sys.modules[name]
     change_part(home, group, old, new)
     with pytest.raises(UserError) as found:
-        load_federation(make_run(home, group).node)
+        load_federation(make_run(home, group).client)
     assert message in read_message(found)
 
 
@@ -282,36 +282,36 @@ def test_torchs_data_sets_are_stacked():
     assert (data.x[31].permute(1, 2, 0).numpy() == np.asarray(sets[1][1][0])).all()
 
 
-def test_nodes_share_examples_by_lazy(home):
+def test_clients_share_examples_by_lazy(home):
     change_part(home, "partition", r"def split.*?\n\n\n", f"{piece('lazy')}\n\n")
-    run = make_run(home, "partition", "num_nodes=3").node
+    run = make_run(home, "partition", "num_clients=3").client
     partition = load_federation(run).partition
-    parts = [set(partition.train(node).tolist()) for node in range(3)]
+    parts = [set(partition.train(client).tolist()) for client in range(3)]
     common = parts[0] & parts[1]
     assert len(common) == len(set.union(*parts)) // 20
     assert parts[0] & parts[2] == parts[1] & parts[2] == common
     assert partition.test_sizes.tolist() == [0, 0, 0]
     with pytest.raises(UserError, match="has no partition.test_fraction"):
-        load_federation(make_run(home, "partition", "num_nodes=3", "partition.test_fraction=0.2").node)
+        load_federation(make_run(home, "partition", "num_clients=3", "partition.test_fraction=0.2").client)
 
 
 @pytest.mark.parametrize(
     ("returned", "got"), [("train", "got list"), ("Partition(train[1:], train[1:], y, num_classes)", "got one of 3")]
 )
 def test_what_lazy_returns_is_looked_at_too(home, returned, got):
-    text = piece("lazy").replace("return Partition(train, [pool[:0]] * num_nodes, y, num_classes)", f"return {returned}")
+    text = piece("lazy").replace("return Partition(train, [pool[:0]] * num_clients, y, num_classes)", f"return {returned}")
     change_part(home, "partition", r"def split.*?\n\n\n", f"{text}\n\n")
     with pytest.raises(UserError) as found:
-        load_federation(make_run(home, "partition").node)
-    wanted = "parts.sorted_labels.lazy must return a contrafed.data.partition.Partition of 4 nodes"
+        load_federation(make_run(home, "partition").client)
+    wanted = "parts.sorted_labels.lazy must return a contrafed.data.partition.Partition of 4 clients"
     assert read_message(found) == f"partition=sorted_labels: {wanted}, {got}"
 
 
 def test_what_explicit_returns_is_looked_at_too(home):
     body = "held = np.arange(8).reshape(4, 2)\n    return list(held), list(held[:, 1:])"
-    change_part(home, "partition", r"def split.*?\n\n\n", f"def explicit(config, test, num_nodes):\n    {body}\n\n\n")
-    with pytest.raises(UserError, match="explicit must return no position twice; node 0 has 3, of which 2 distinct"):
-        load_federation(make_run(home, "partition").node)
+    change_part(home, "partition", r"def split.*?\n\n\n", f"def explicit(config, test, num_clients):\n    {body}\n\n\n")
+    with pytest.raises(UserError, match="explicit must return no position twice; client 0 has 3, of which 2 distinct"):
+        load_federation(make_run(home, "partition").client)
 
 
 def test_a_backbone_is_one_stage_and_dropout_a_rate(home):
@@ -320,19 +320,19 @@ def test_a_backbone_is_one_stage_and_dropout_a_rate(home):
         "    return nn.Sequential(nn.Conv2d(channels, 128, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())\n\n\n"
     )
     change_part(home, "model", r"def build.*", backbone + piece("build"))
-    model = Workspace(make_run(home, "model", "model.width=32").node).model  # a new width, as outlines are cached
+    model = Workspace(make_run(home, "model", "model.width=32").client).model  # a new width, as outlines are cached
     assert (model.embedding_size, model.dropout, model.dropped) == (128, 0.2, ("classifier",))
 
 
 def test_both_halves_in_one_file_are_one_method_with_its_plain_name(home):
-    config = NODE.replace("class Config:", "class Config(Weights):").replace("scale: Ann", "share: float\n    scale: Ann")
+    config = CLIENT.replace("class Config:", "class Config(Weights):").replace("scale: Ann", "share: float\n    scale: Ann")
     rule = RULE[RULE.index("class MyRule") :]
     write(home / "my_package" / "__init__.py", "")
     write(home / "my_package" / "my_method.py", f"from contrafed.strategies.fedavg import FedAvg, Weights\n{config}\n\n{rule}")
     write(home / "yamls" / "strategy" / "mine.yaml", METHOD.replace("server: my_package.my_rule\n", ""))
     run = resolve_and_try(OmegaConf.to_container(compose_job(["strategy=mine"], home / "yamls"), resolve=True))
     assert strategy_class_of(run.server).__name__ == "MyRule"
-    assert run.server.config.share == run.node.strategy.config.share == 0.5
+    assert run.server.config.share == run.client.strategy.config.share == 0.5
     assert composition(run.composed["strategy"]) == "mine"
 
 
@@ -354,22 +354,22 @@ def test_the_command_says_it_in_one_line_too(home, group):
 def client_of(home, body):
     """Return the client of two partitions whose method has this body, and its received tensors."""
     write(home / "my_package" / "__init__.py", "")
-    write(home / "my_package" / "my_method.py", NODE.split("    def loss")[0] + body)
+    write(home / "my_package" / "my_method.py", CLIENT.split("    def loss")[0] + body)
     yaml = METHOD.replace("_local@local,", "_local@local, server: fedavg,").replace("server: my_package.my_rule\n", "")
     write(home / "yamls" / "strategy" / "mine.yaml", yaml.replace("share: 0.5\n", ""))
-    chosen = ["strategy=mine", "num_nodes=2", "participation=full", "model=mlp", "partition.test_fraction=0.2"]
+    chosen = ["strategy=mine", "num_clients=2", "participation=full", "model=mlp", "partition.test_fraction=0.2"]
     run = resolve_and_try(OmegaConf.to_container(compose_job(chosen, home / "yamls"), resolve=True))
-    workspace = Workspace(run.node)
+    workspace = Workspace(run.client)
     received = {f"model/{name}": value for name, value in workspace.initial.items()}
-    return lambda nodes: (workspace.client_class(workspace, nodes), [received] * len(nodes))
+    return lambda clients: (workspace.client_class(workspace, clients), [received] * len(clients))
 
 
-LOSS = "    def loss(self, params, batch, constants):\n"
+LOSS = "    def loss(self, params, batch, loss_inputs):\n"
 TASK = "self.task_loss(self.forward(params, batch), batch)"
 
 
 @pytest.mark.parametrize(
-    ("body", "nodes", "message"),
+    ("body", "clients", "message"),
     [
         (f"{LOSS}        return {TASK}\n", [0], "loss must return a dictionary with 'loss'"),
         (f"{LOSS}        return {TASK}\n", [0, 1], "loss must return a dictionary with 'loss'"),
@@ -377,23 +377,23 @@ TASK = "self.task_loss(self.forward(params, batch), batch)"
         (f"{LOSS}        return {{'task': {TASK}}}\n", [0, 1], "loss must return a dictionary with 'loss'"),
         (f"{LOSS}        {TASK}\n", [0], "loss must return a dictionary with 'loss'"),  # of two, torch's vmap says it
         (
-            "    def local_work(self, stack):\n        self.train(stack)\n",
+            "    def local_update(self, stack):\n        self.train(stack)\n",
             [0, 1],
-            "local_work must return what is sent: return self.sent(stack)",
+            "local_update must return what is sent: return self.make_upload(stack)",
         ),
     ],
 )
-def test_a_method_that_returns_something_else_is_told_which_function_and_where(home, body, nodes, message):
-    client, received = client_of(home, body)(nodes)
+def test_a_method_that_returns_something_else_is_told_which_function_and_where(home, body, clients, message):
+    client, received = client_of(home, body)(clients)
     with pytest.raises(LocalError) as found:
         client.update(received, 1)
-    line = 1 + next(i for i, text in enumerate(NODE.splitlines()) if "def loss" in text)
+    line = 1 + next(i for i, text in enumerate(CLIENT.splitlines()) if "def loss" in text)
     line += body[: body.index(f"def {message.split()[0]}")].count("\n")
     assert read_message(found).endswith(f"ReturnError: MyClient.{message} (my_package/my_method.py, line {line})")
-    assert read_message(found).startswith(f"node {', '.join(map(str, client.nodes))}, round 1, step ")
+    assert read_message(found).startswith(f"client {', '.join(map(str, client.clients))}, round 1, step ")
 
 
-def test_models_to_be_judged_by_must_be_returned_too(home):
-    client, received = client_of(home, "    def judged(self, stack):\n        self.sent(stack)\n")([0, 1])
-    with pytest.raises(LocalError, match=r"ReturnError: MyClient.judged must return a dictionary with 'model' \(my_package"):
-        client.judge(received, 1)
+def test_models_to_be_evaluated_by_must_be_returned_too(home):
+    client, received = client_of(home, "    def eval_models(self, stack):\n        self.make_upload(stack)\n")([0, 1])
+    with pytest.raises(LocalError, match=r"ReturnError: MyClient.eval_models must return a dictionary with 'model' \(my_pack"):
+        client.evaluate_clients(received, 1)

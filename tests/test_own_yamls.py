@@ -4,7 +4,7 @@ import importlib.util
 import time
 
 import pytest
-from test_outside import METHOD, OTHER_RULE, write, write_package
+from test_external_package import METHOD, OTHER_RULE, write, write_package
 
 from contrafed.config.compose import compose_job
 from contrafed.core import registry
@@ -152,4 +152,4 @@ def test_a_slip_in_an_experiment_of_ones_own_is_one_line(home, text, message):
 def test_a_case_of_an_experiment_whose_keys_were_deleted_sets_nothing(home):
     text = "# @package _global_\nwhere: {dataset=digits: }\npublished: null\n"
     write(home / "yamls" / "experiment" / "mine.yaml", text)
-    assert compose_job(["experiment=mine"], home / "yamls").num_nodes == compose_job([]).num_nodes
+    assert compose_job(["experiment=mine"], home / "yamls").num_clients == compose_job([]).num_clients

@@ -42,22 +42,22 @@ def leave(folder, config):
     from contrafed.core.client_run import choose
     from contrafed.training.workspace import client_class_of
 
-    node, log = choose("strategy", config["strategy"]), config["log"]
-    personal = config["judge"] == "post_train" or client_class_of(node).is_personal(node.config)
+    client, log = choose("strategy", config["strategy"]), config["log"]
+    personal = config["evaluate_after"] == "local_training" or client_class_of(client).is_personal(client.config)
     scopes = [("personal", "test")] if personal else [("global", "test")]
-    scopes += [("global", "nodes")] if config["eval_nodes"] and not personal else []
+    scopes += [("global", "clients")] if config["eval_clients"] and not personal else []
     scopes += [("global", "train")] if config["eval_train"] and not personal else []
     rows = [(t, *scope, name, 0.5) for t in (1, 2) for scope in scopes for name in ("accuracy", "loss")]
     fit = [f"features_{name}" for name in FEATURES] if "features" in log else []
     fit += ["deviation"] if "deviation" in log else []
     rows += [(t, "global", "fit", name, 0.5) for t in (1, 2) for name in fit]
-    by_node = ["accuracy"] if personal or config["eval_nodes"] else []
-    by_node += ["train_accuracy", "train_loss"] if "nodes_train" in log else []
-    by_node += ["probability"] if "probability" in log else []
-    by_node += ["weight_all"] if "weights" in log else []
-    nodes = [(t, node, name, 0.25 + node / 2) for t in (1, 2) for node in (0, 1) for name in by_node]
+    by_client = ["accuracy"] if personal or config["eval_clients"] else []
+    by_client += ["train_accuracy", "train_loss"] if "clients_train" in log else []
+    by_client += ["probability"] if "probability" in log else []
+    by_client += ["weight_all"] if "weights" in log else []
+    clients = [(t, client, name, 0.25 + client / 2) for t in (1, 2) for client in (0, 1) for name in by_client]
     timed = {"local_seconds_median": 0.5, "aggregate_seconds_median": 0.1} if config["eval_every"] > 4 else {}
-    write_run(folder, (), nodes=nodes, more=rows, summary=timed, **config)
+    write_run(folder, (), clients=clients, more=rows, summary=timed, **config)
     save_file({"a": torch.zeros(2)}, folder / "model.safetensors")
     if config["save_personal"]:
         (folder / "personal").mkdir()
@@ -74,7 +74,7 @@ def test_an_experiments_own_plot_shows_its_runs(tmp_path, experiment, monkeypatc
         plot = figure_data.plot_of(run)
         place = figure_data.place_of(run, plot)
         assert "-" not in (*place.panel.split(", "), place.line), place
-        assert plot["x"] in ("round", "node", None) or place.x != "-", place
+        assert plot["x"] in ("round", "client", None) or place.x != "-", place
     metrics, shape = [metric for metric in figure_data.metrics_of(runs[0]) if metric not in pictures.KINDS], plot["kind"]
     for which, metric in enumerate(metrics):
         for run in runs:
@@ -97,24 +97,24 @@ def runs_of(tmp_path, plot, *many):
     return find([tmp_path])
 
 
-def test_a_node_that_diverged_counts_as_above_every_loss(tmp_path):
-    nodes = [(30, node, "train_loss", value) for node, value in enumerate((2.0, 1.0, math.nan, 1.0))]
+def test_a_client_that_diverged_counts_as_above_every_loss(tmp_path):
+    clients = [(30, client, "train_loss", value) for client, value in enumerate((2.0, 1.0, math.nan, 1.0))]
     plot = {"kind": "cdf", "metric": "train_loss", "x": None}
-    (figure,) = figures.of_papers(runs_of(tmp_path, plot, {"nodes": nodes})).values()
+    (figure,) = figures.of_papers(runs_of(tmp_path, plot, {"clients": clients})).values()
     (line,) = figure.axes[0].lines
     assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([1, 1, 2], [0, 0.5, 0.75])
 
 
 def test_a_gain_is_over_who_trains_alone_with_the_same_seed(tmp_path):
-    plot = {"kind": "bars", "metric": "nodes:accuracy_gain", "x": "node"}
-    rows = {name: [(30, node, "accuracy", value) for node, value in enumerate(values)] for name, values in {
+    plot = {"kind": "bars", "metric": "clients:accuracy_gain", "x": "client"}
+    rows = {name: [(30, client, "accuracy", value) for client, value in enumerate(values)] for name, values in {
         "other": (0.1, 0.1, 0.1), "local": (0.5, 0.75, 0.5), "moon": (0.75, 0.5, 1.0), "fedavg": (0.5, 0.25, 0.75),
     }.items()}  # fmt: skip
     seeds = {name: {"seed": 1 if name == "other" else 0} for name in rows}
-    many = [{"nodes": rows[name], **method(name.replace("other", "local"), **seeds[name])} for name in rows]
+    many = [{"clients": rows[name], **method(name.replace("other", "local"), **seeds[name])} for name in rows]
     (figure,) = figures.of_papers(runs_of(tmp_path, plot, *many)).values()
     said = [axes.get_title(loc="left") for axes in figure.axes]
-    assert said == ["moon (67% of nodes gain), mean 16.67", "fedavg (33% of nodes gain), mean -8.333"]
+    assert said == ["moon (67% of clients gain), mean 16.67", "fedavg (33% of clients gain), mean -8.333"]
     assert [[bar.get_height() for bar in axes.patches] for axes in figure.axes] == [[50, 25, -25], [25, 0, -50]]
     assert figure.get_supylabel() == "gain in accuracy over training alone (%)"
     assert figures.of_papers(find([tmp_path / "2"])) == {}
@@ -127,28 +127,28 @@ def test_bars_stand_in_the_order_of_their_numbers(tmp_path):
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["1", "5", "10", "20"]
 
 
-def test_nodes_are_those_of_one_seed_which_is_said(tmp_path):
-    plot = {"kind": "bars", "metric": "nodes:accuracy", "x": "node"}
-    rows = [[(30, node, "accuracy", value) for node in range(2)] for value in (0.25, 0.75)]
-    many = [{"nodes": nodes, "seed": seed} for seed, nodes in zip((3, 1), rows, strict=True)]
+def test_clients_are_those_of_one_seed_which_is_said(tmp_path):
+    plot = {"kind": "bars", "metric": "clients:accuracy", "x": "client"}
+    rows = [[(30, client, "accuracy", value) for client in range(2)] for value in (0.25, 0.75)]
+    many = [{"clients": clients, "seed": seed} for seed, clients in zip((3, 1), rows, strict=True)]
     (figure,) = figures.of_papers(runs_of(tmp_path, plot, *many)).values()
     assert "seed 1" in figure.get_suptitle()
     assert [bar.get_height() for axes in figure.axes for bar in axes.patches] == [75, 75]
 
 
-def test_weights_are_shown_of_all_nodes_and_of_those_nearest_to_a_probability(tmp_path):
+def test_weights_are_shown_of_all_clients_and_of_those_nearest_to_a_probability(tmp_path):
     """p = 0.5 is nearest to 0.402 of the clients with a weight. It tends to (1 - 0.5^2) / 0.5 = 1.5 with a cutoff of 2."""
-    rows = [(t, node, "weight_all", t * (node + 1)) for t in (1, 2) for node in range(2)]
-    rows += [(2, node, "probability", p) for node, p in enumerate((0.5, 0.02, 0.4))]
+    rows = [(t, client, "weight_all", t * (client + 1)) for t in (1, 2) for client in range(2)]
+    rows += [(2, client, "probability", p) for client, p in enumerate((0.5, 0.02, 0.4))]
     plot = {"kind": "curves", "metric": "weight_all", "line": None, "probabilities": [0.402, 0.02]}
     strategy = {"name": "pmfl", "server": "pmfl", "cutoff": 2}
-    (figure,) = figures.of_papers(runs_of(tmp_path, plot, {"nodes": rows, "strategy": strategy})).values()
+    (figure,) = figures.of_papers(runs_of(tmp_path, plot, {"clients": rows, "strategy": strategy})).values()
     shown = {line.get_label(): line.get_ydata().tolist() for line in figure.axes[0].lines}
     assert shown == {
-        "mean of all nodes": [1.5, 3],
-        "node nearest p = 0.402": [1, 2],
+        "mean of all clients": [1.5, 3],
+        "client nearest p = 0.402": [1, 2],
         "its expected weight, p = 0.402": [1.5, 1.5],
-        "node nearest p = 0.02": [2, 4],
+        "client nearest p = 0.02": [2, 4],
         "its expected weight, p = 0.02": pytest.approx([1.98, 1.98]),
     }
 
@@ -167,7 +167,7 @@ def test_several_metrics_are_a_figure_each_and_accuracies_alone_are_smoothed(tmp
     assert [figure.get_supxlabel() for figure in found.values()] == ["round (means of 50 points)", "round"]
 
 
-def test_the_distance_of_nodes_that_train_alone_is_drawn_where_their_models_are(tmp_path):
+def test_the_distance_of_clients_that_train_alone_is_drawn_where_their_models_are(tmp_path):
     plot = {"kind": "lines", "metric": "distance", "x": "model.epochs"}
     many = [method(name, model={"name": "cnn", "epochs": e}) for e in (1, 5) for name in ("local", "fedavg")]
     runs = runs_of(tmp_path, plot, *many)

@@ -5,7 +5,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from rig import config_of
+from helpers import config_of
 
 from contrafed.core.client_run import choose
 from contrafed.core.errors import UserError
@@ -28,12 +28,12 @@ def heterogeneous(beta, mean_probability, floor, scaling):
     return Heterogeneous(select=None, loss_rate=0.0, beta=beta, mean_probability=mean_probability, floor=floor, scaling=scaling)
 
 
-def classes(num_nodes=200, num_classes=10, seed=0):
-    return np.random.default_rng(seed).dirichlet(np.full(num_classes, 0.1), num_nodes)
+def classes(num_clients=200, num_classes=10, seed=0):
+    return np.random.default_rng(seed).dirichlet(np.full(num_classes, 0.1), num_clients)
 
 
-def make(name, num_nodes=200, seed=0, **changes):
-    return make_participation(settings_of(name, **changes), lambda: classes(num_nodes), num_nodes, seed)
+def make(name, num_clients=200, seed=0, **changes):
+    return make_participation(settings_of(name, **changes), lambda: classes(num_clients), num_clients, seed)
 
 
 @pytest.mark.parametrize("name", ["full", "uniform", "bernoulli", "markovian", "cyclic", "arrival"])
@@ -68,12 +68,12 @@ def test_markov_frequency_is_the_stationary_probability(chain, stationary):
 @pytest.mark.parametrize("chain", ["fedau", "paper"])
 def test_markov_moves_with_its_probabilities_and_once_before_the_first_round(chain):
     """With p_k = 0.4 and p01 = 0.3: counts of 100,000 clients, within five standard deviations."""
-    p, p01, nodes = 0.4, 0.3, 100_000
-    pattern = make("markovian", num_nodes=nodes, beta=None, mean_probability=p, p01=p01, chain=chain)
+    p, p01, clients = 0.4, 0.3, 100_000
+    pattern = make("markovian", num_clients=clients, beta=None, mean_probability=p, p01=p01, chain=chain)
     p10 = {"fedau": 0.45, "paper": 0.18}[chain]
     first, second = pattern.available(1), pattern.available(2)
     # For the paper's chain neither p (0.4, not moved) nor 1/(2 - p) (0.625, in balance).
-    assert first.mean() == pytest.approx(p * (1 - p10) + (1 - p) * p01, abs=5 * 0.5 / nodes**0.5)
+    assert first.mean() == pytest.approx(p * (1 - p10) + (1 - p) * p01, abs=5 * 0.5 / clients**0.5)
     assert second[~first].mean() == pytest.approx(p01, abs=5 * 0.5 / (~first).sum() ** 0.5)
     assert (~second[first]).mean() == pytest.approx(p10, abs=5 * 0.5 / first.sum() ** 0.5)
 
@@ -109,7 +109,7 @@ def test_bernoulli_frequency():
 
 @pytest.mark.parametrize(("p", "active"), [(0.02, 2), (0.07, 7), (0.1, 10), (0.29, 29), (0.291, 30), (0.57, 57), (1.0, 100)])
 def test_cyclic_rounds_per_cycle(p, active):
-    pattern = make("cyclic", num_nodes=30, beta=None, mean_probability=p)
+    pattern = make("cyclic", num_clients=30, beta=None, mean_probability=p)
     here = np.array([pattern.available(r) for r in range(1, 201)])
     assert (here[:100].sum(0) == active).all()
     assert np.array_equal(here[:100], here[100:])
@@ -119,13 +119,13 @@ def test_cyclic_rounds_per_cycle(p, active):
 
 def test_cyclic_rounds_are_the_ceiling_for_every_hundredth():
     for hundredths in range(1, 101):
-        pattern = make("cyclic", num_nodes=1, beta=None, mean_probability=hundredths / 100)
+        pattern = make("cyclic", num_clients=1, beta=None, mean_probability=hundredths / 100)
         assert pattern.active.tolist() == [hundredths]
-    assert make("cyclic", num_nodes=1, beta=None, mean_probability=1e-13).active.tolist() == [1]
+    assert make("cyclic", num_clients=1, beta=None, mean_probability=1e-13).active.tolist() == [1]
 
 
 def test_cyclic_offsets_are_uniform():
-    pattern = make("cyclic", num_nodes=100_000, beta=None, mean_probability=0.01)
+    pattern = make("cyclic", num_clients=100_000, beta=None, mean_probability=0.01)
     starts = np.array([pattern.available(r).sum() for r in range(1, 101)])  # one active round each: the offset itself
     assert starts.sum() == 100_000
     assert np.abs(starts - 1000).max() < 5 * 1000**0.5
@@ -134,7 +134,7 @@ def test_cyclic_offsets_are_uniform():
 def test_cyclic_by_hand():
     """Period 5, p = 0.4, offset 3: active at t = 3, 4, 8, 9, ...; offset 4: at t = 0, 4, 5, 9."""
     for offset, active in ((3, [3, 4, 8, 9]), (4, [0, 4, 5, 9])):
-        pattern = make("cyclic", num_nodes=1, beta=None, mean_probability=0.4, period=5)
+        pattern = make("cyclic", num_clients=1, beta=None, mean_probability=0.4, period=5)
         pattern.offsets = np.array([offset])
         assert [t for t in range(10) if pattern.available(t + 1)[0]] == active
 
@@ -144,19 +144,19 @@ def test_fedaus_cycles_begin_so_that_each_first_window_is_whole():
 
     Then it has two active and three inactive rounds in turn.
     """
-    pattern = make("cyclic", num_nodes=3000, beta=None, mean_probability=0.4, period=5, variant="fedau")
+    pattern = make("cyclic", num_clients=3000, beta=None, mean_probability=0.4, period=5, variant="fedau")
     here = np.array([pattern.available(r) for r in range(1, 13)]).T
     windows, counts = np.unique(here, axis=0, return_counts=True)
     cycles = ["001100011000", "011000110001", "110001100011"]
     assert ["".join(map(str, window.astype(int))) for window in windows] == cycles
     assert counts == pytest.approx([1000] * 3, abs=5 * 1000**0.5)
-    cut = make("cyclic", num_nodes=3000, beta=None, mean_probability=0.4, period=5)
+    cut = make("cyclic", num_clients=3000, beta=None, mean_probability=0.4, period=5)
     assert len(np.unique([cut.available(r) for r in range(1, 13)], axis=1).T) == 5  # PMFL's may begin within a window
 
 
 def test_cyclic_fedau_variant_has_an_active_and_an_idle_round():
     for p, active in ((0.001, 1), (0.026, 3), (1.0, 99)):
-        pattern = make("cyclic", num_nodes=5, beta=None, mean_probability=p, floor=0.0, variant="fedau")
+        pattern = make("cyclic", num_clients=5, beta=None, mean_probability=p, floor=0.0, variant="fedau")
         assert (sum(pattern.available(r).astype(int) for r in range(1, 101)) == active).all()
 
 
@@ -193,7 +193,7 @@ def test_empirical_means_by_hand():
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("mean", [0.03, 0.5, 0.9, 1.0])
-def test_floored_mean_is_reached_however_unequal_the_nodes(mean, seed):
+def test_floored_mean_is_reached_however_unequal_the_clients(mean, seed):
     """At beta = 0.05 the shares of single-class clients span more than twelve powers of ten, and none is 0."""
     p = probabilities(heterogeneous(0.05, mean, 0.02, "empirical_floor"), lambda: np.eye(20), 20, seed)
     assert p.mean() == pytest.approx(mean, rel=1e-9)
@@ -201,7 +201,7 @@ def test_floored_mean_is_reached_however_unequal_the_nodes(mean, seed):
     assert p.max() <= 1
 
 
-def test_empty_nodes_have_the_floor():
+def test_empty_clients_have_the_floor():
     proportions = np.vstack([np.eye(4), np.zeros((2, 4))])
     for scaling in ("analytic", "empirical", "empirical_floor"):
         p = probabilities(heterogeneous(0.5, 0.1, 0.02, scaling), lambda: proportions, 6, 0)
@@ -245,26 +245,26 @@ def test_by_hand_probabilities():
 
 
 def test_selection_is_uniform_without_replacement_and_blind_to_availability():
-    pattern = make("uniform", num_nodes=20, select=5)
+    pattern = make("uniform", num_clients=20, select=5)
     counts = np.zeros(20)
     for r in range(1, 4001):
         ids = pattern.participants(r)
         assert len(ids) == 5
         counts[ids] += 1
     assert np.abs(counts - 1000).max() < 5 * np.sqrt(4000 * 0.25 * 0.75)
-    away = make("bernoulli", num_nodes=20, select=5, beta=None, mean_probability=0.5)
+    away = make("bernoulli", num_clients=20, select=5, beta=None, mean_probability=0.5)
     for r in range(1, 50):
-        chosen = make("uniform", num_nodes=20, select=5).participants(r)
+        chosen = make("uniform", num_clients=20, select=5).participants(r)
         assert set(away.participants(r)) == set(chosen) & set(np.flatnonzero(away.available(r)))
 
 
 def test_a_fraction_selects_at_least_one():
-    assert len(make("uniform", num_nodes=200).participants(1)) == 20
-    assert len(make("uniform", num_nodes=3, select=0.1).participants(1)) == 1
+    assert len(make("uniform", num_clients=200).participants(1)) == 20
+    assert len(make("uniform", num_clients=3, select=0.1).participants(1)) == 1
 
 
 @pytest.mark.parametrize("name", ["full", "uniform"])
-def test_selecting_from_a_million_nodes_builds_no_array_of_them(monkeypatch, name):
+def test_selecting_from_a_million_clients_builds_no_array_of_them(monkeypatch, name):
     pattern = make_participation(settings_of(name, select=100), lambda: None, 1_000_000, 0)
     monkeypatch.setattr(type(pattern), "available", None)
     tracemalloc.start()
@@ -279,7 +279,7 @@ def test_selecting_from_a_million_nodes_builds_no_array_of_them(monkeypatch, nam
 
 def test_trace(tmp_path):
     file = tmp_path / "trace.csv"
-    file.write_text("node,round,available\n0,1,1\n2,1,1\n1,2,1\n0,3,0\n")
+    file.write_text("client,round,available\n0,1,1\n2,1,1\n1,2,1\n0,3,0\n")
     pattern = make_participation(settings_of("trace", path=str(file)), lambda: None, 3, 0)
     assert [pattern.participants(r).tolist() for r in (1, 2, 3, 4)] == [[0, 2], [1], [], [0, 2]]
     once = make_participation(settings_of("trace", path=str(file), repeat=False), lambda: None, 3, 0)
@@ -291,8 +291,8 @@ def test_trace_from_parquet(tmp_path):
 
     file = tmp_path / "trace.parquet"
     for frame in (
-        pd.DataFrame({"node": [1, 2], "round": [1, 1], "available": [True, False]}),
-        pd.DataFrame({"node": [1, 2], "round": [1, 1], "available": [1, 0]}).astype("Int64"),
+        pd.DataFrame({"client": [1, 2], "round": [1, 1], "available": [True, False]}),
+        pd.DataFrame({"client": [1, 2], "round": [1, 1], "available": [1, 0]}).astype("Int64"),
     ):
         frame.to_parquet(file)
         pattern = make_participation(settings_of("trace", path=str(file)), lambda: None, 3, 0)
@@ -301,9 +301,9 @@ def test_trace_from_parquet(tmp_path):
 
 def test_trace_with_selection_and_unsorted_rows(tmp_path):
     file = tmp_path / "trace.csv"
-    file.write_text("round,available,node\n2,1,3\n1,1,4\n2,1,0\n1,1,1\n")
+    file.write_text("round,available,client\n2,1,3\n1,1,4\n2,1,0\n1,1,1\n")
     pattern = make_participation(settings_of("trace", path=str(file), select=3), lambda: None, 5, 0)
-    server = make("uniform", num_nodes=5, select=3)
+    server = make("uniform", num_clients=5, select=3)
     for r, here in ((1, {1, 4}), (2, {0, 3}), (3, {1, 4})):
         assert set(pattern.participants(r)) == here & set(server.participants(r))
 
@@ -319,18 +319,18 @@ def test_faulty_parquet_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("node,round\n0,1\n", "no column 'available'"),
-        ("node,round,available\n7,1,1\n", r"0\.\.2, .*found 7"),
-        ("node,round,available\n0,0,1\n", "at least 1, found 0"),
-        ("node,round,available\n0,1,2\n", "must be 0 or 1"),
-        ("node,round,available\n", "no rows"),
-        ("node,round,available\n0,0,1,1\n1,1,2,1\n", "cannot read .*Length of header or names does not match"),
-        ("node,round,available\n0,1,1\n0,2,\n", "'available' has empty cells, the first in row 2"),
-        ("node,round,available\n0,1,yes\n", "available must be whole numbers, found yes"),
-        ("node,round,available\na,1,1\n", "node must be whole numbers, found a"),
-        ("node,round,available\n0,1.5,1\n", "round must be whole numbers, found 1.5"),
-        ("node,round,available\n-1,1,1\n", r"0\.\.2, .*found -1"),
-        ("node,round,available\n0,1,1\n1,1,1\n0,1,0\n", "lists node 0 in round 1 more than once"),
+        ("client,round\n0,1\n", "no column 'available'"),
+        ("client,round,available\n7,1,1\n", r"0\.\.2, .*found 7"),
+        ("client,round,available\n0,0,1\n", "at least 1, found 0"),
+        ("client,round,available\n0,1,2\n", "must be 0 or 1"),
+        ("client,round,available\n", "no rows"),
+        ("client,round,available\n0,0,1,1\n1,1,2,1\n", "cannot read .*Length of header or names does not match"),
+        ("client,round,available\n0,1,1\n0,2,\n", "'available' has empty cells, the first in row 2"),
+        ("client,round,available\n0,1,yes\n", "available must be whole numbers, found yes"),
+        ("client,round,available\na,1,1\n", "client must be whole numbers, found a"),
+        ("client,round,available\n0,1.5,1\n", "round must be whole numbers, found 1.5"),
+        ("client,round,available\n-1,1,1\n", r"0\.\.2, .*found -1"),
+        ("client,round,available\n0,1,1\n1,1,1\n0,1,0\n", "lists client 0 in round 1 more than once"),
         ("", "cannot read"),
     ],
 )
@@ -349,7 +349,7 @@ def test_dates_and_spans_of_time_are_no_rounds(tmp_path, zone):
     dates = pd.date_range("2026-01-01", periods=3, tz=zone)
     file = tmp_path / "trace.parquet"
     for rounds, found in ((dates, "2026-01-01"), (dates - dates[0], "0 days")):
-        pd.DataFrame({"node": [0, 1, 2], "round": rounds, "available": 1}).to_parquet(file)
+        pd.DataFrame({"client": [0, 1, 2], "round": rounds, "available": 1}).to_parquet(file)
         with pytest.raises(UserError, match=f"round must be whole numbers, found {found}"):
             make_participation(settings_of("trace", path=str(file)), lambda: None, 3, 0)
 

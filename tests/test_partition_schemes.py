@@ -4,8 +4,8 @@ import random
 
 import numpy as np
 import pytest
+from helpers import config_of
 from parted import data_of, data_with_a_gap, make, settings_of
-from rig import config_of
 
 from contrafed.config.run_config import resolve
 from contrafed.core.errors import UserError
@@ -17,13 +17,13 @@ from contrafed.partitions.partitioners.balanced_dirichlet import split
 
 
 def test_iid_sizes_differ_by_at_most_one():
-    sizes = make("iid", nodes=30).sizes
+    sizes = make("iid", clients=30).sizes
     assert sizes.max() - sizes.min() <= 1
 
 
-def test_dirichlet_per_node_deals_in_proportion():
+def test_dirichlet_per_client_deals_in_proportion():
     """With the same generator: shares D / sum_n D of each class, to within rounding."""
-    part = make("dirichlet", nodes=5, alpha=1.0, min_node_size=0)
+    part = make("dirichlet", clients=5, alpha=1.0, min_client_size=0)
     rng = generator(0, "partition dirichlet", 0)
     y = data_of().y.numpy()
     for c in range(10):
@@ -33,16 +33,16 @@ def test_dirichlet_per_node_deals_in_proportion():
 
 
 def test_dirichlet_per_class_sizes_are_roughly_balanced():
-    sizes = make("dirichlet", scheme="per_class", min_node_size=50).sizes
+    sizes = make("dirichlet", scheme="per_class", min_client_size=50).sizes
     assert sizes.min() >= 50
     skewed = make("dirichlet", scheme="per_class").class_counts()
     assert ((skewed > 0).sum(1) < 10).any()
 
 
 @pytest.mark.parametrize("alpha", [0.1, 1.0])
-def test_dirichlet_per_class_gives_a_node_that_has_its_mean_share_no_further_class(alpha):
+def test_dirichlet_per_class_gives_a_client_that_has_its_mean_share_no_further_class(alpha):
     """2,000 examples over 20 clients, one class after another. A client with 100 before a class gets none of it."""
-    counts = make("dirichlet", scheme="per_class", alpha=alpha, min_node_size=0).class_counts()
+    counts = make("dirichlet", scheme="per_class", alpha=alpha, min_client_size=0).class_counts()
     full = counts.cumsum(1)[:, :-1] >= 2000 / 20
     assert full.any()
     assert not counts[:, 1:][full].any()
@@ -52,9 +52,9 @@ def test_balanced_dirichlet_sizes_are_exactly_equal():
     """FedRCL has 100 clients of 500 on 50,000 images. Here it is 100 of 50 on 5,000, more skewed for a smaller alpha."""
     data = data_of(5000)
     for alpha in (0.05, 0.6):
-        assert (make("balanced_dirichlet", nodes=100, data=data, alpha=alpha).sizes == 50).all()
+        assert (make("balanced_dirichlet", clients=100, data=data, alpha=alpha).sizes == 50).all()
     purity = [
-        make("balanced_dirichlet", nodes=100, data=data, alpha=alpha).class_proportions()[:50].max(1).mean()
+        make("balanced_dirichlet", clients=100, data=data, alpha=alpha).class_proportions()[:50].max(1).mean()
         for alpha in (0.05, 0.6, 100.0)
     ]
     assert purity[0] > purity[1] > purity[2]
@@ -69,13 +69,13 @@ def test_balanced_dirichlet_draws_by_the_weights_of_the_classes():
     assert np.bincount(y[first], minlength=4) / len(first) == pytest.approx(q, abs=0.12)
 
 
-@pytest.mark.parametrize("nodes", [10, 20, 37])
+@pytest.mark.parametrize("clients", [10, 20, 37])
 @pytest.mark.parametrize(
     ("each", "changes"),
     [(2, {}), (3, {"pieces": "random"}), (2, {"scheme": "shards"}), (2, {"scheme": "shards", "distinct": True})],
 )
-def test_pathological_class_limits(nodes, each, changes):
-    part = make("pathological", nodes=nodes, classes_per_node=each, **changes)
+def test_pathological_class_limits(clients, each, changes):
+    part = make("pathological", clients=clients, classes_per_client=each, **changes)
     held = (part.class_counts() > 0).sum(1)
     assert held.max() <= each
     assert part.class_counts().sum() == 2000  # every class has a holder
@@ -101,14 +101,14 @@ def test_pathological_by_hand():
 
     Classes 0, 1 go to clients 0, 1, and classes 2, 3 to clients 2, 3.
     """
-    part = make("pathological", nodes=4, data=data_of(80, 4), classes_per_node=2)
+    part = make("pathological", clients=4, data=data_of(80, 4), classes_per_client=2)
     assert part.class_counts().tolist() == [[10, 10, 0, 0], [10, 10, 0, 0], [0, 0, 10, 10], [0, 0, 10, 10]]
 
 
 def test_shards_by_hand():
     """MpFedcon: 10 clients, S = 2 and C = 10 give 2 shards of 100 per class, 200 examples a client."""
     for distinct in (False, True):
-        part = make("pathological", nodes=10, scheme="shards", distinct=distinct)
+        part = make("pathological", clients=10, scheme="shards", distinct=distinct)
         assert (part.sizes == 200).all()
         counts = part.class_counts()
         assert set(np.unique(counts)) <= {0, 100, 200}
@@ -117,44 +117,45 @@ def test_shards_by_hand():
 
 
 def test_lognormal_sizes():
-    part = make("lognormal", nodes=200, data=data_of(40_000), mean_size=100, classes_per_node=3, sigma=0.5)
+    part = make("lognormal", clients=200, data=data_of(40_000), mean_size=100, classes_per_client=3, sigma=0.5)
     assert ((part.class_counts() > 0).sum(1) <= 3).all()
     assert part.sizes.mean() == pytest.approx(100, rel=0.1)
     logs = np.log(part.sizes)
     assert logs.std() == pytest.approx(0.5, rel=0.15)
 
 
-def test_lognormal_nodes_that_want_more_of_a_class_than_there_is_all_get_proportionally_less():
+def test_lognormal_clients_that_want_more_of_a_class_than_there_is_all_get_proportionally_less():
     """Twenty clients of 1,000 examples in three classes need 600 of each of the ten, which has 200.
 
     Each gets a share by its size.
     """
     sizes = generator(0, "partition lognormal", 0).lognormal(np.log(1000) - 0.5**2 / 2, 0.5, 20)
-    counts = make("lognormal", mean_size=1000, sigma=0.5, min_node_size=0).class_counts()
+    counts = make("lognormal", mean_size=1000, sigma=0.5, min_client_size=0).class_counts()
     wanted = np.where(counts > 0, sizes[:, None] / 3, 0)
     assert ((counts > 0).sum(1) == 3).all()
     assert (wanted.sum(0) > 200).all()
     assert counts.sum(0).tolist() == [200] * 10
     assert np.abs(counts - 200 * wanted / wanted.sum(0)).max() <= 1
-    few = make("lognormal", mean_size=30, sigma=0.5, min_node_size=0).class_counts()  # and what they want where there is enough
+    # and what they want where there is enough
+    few = make("lognormal", mean_size=30, sigma=0.5, min_client_size=0).class_counts()
     assert np.abs(few - np.where(few > 0, 0.03 * sizes[:, None] / 3, 0)).max() <= 1
 
 
-def test_natural_nodes_are_whole_owners():
+def test_natural_clients_are_whole_owners():
     owner = np.random.default_rng(0).integers(0, 50, 2000)
     data = data_of(owner=owner)
-    part = make("natural", nodes=12, data=data)
+    part = make("natural", clients=12, data=data)
     for k in range(12):
         (who,) = np.unique(owner[part.train(k)])
         assert len(part.train(k)) == (owner == who).sum()
-    with pytest.raises(UserError, match="num_nodes=51 is more than the 50"):
-        make("natural", nodes=51, data=data)
+    with pytest.raises(UserError, match="num_clients=51 is more than the 50"):
+        make("natural", clients=51, data=data)
     with pytest.raises(UserError, match="say who each example comes from"):
         make("natural")
 
 
 def test_per_class_with_classes_that_have_no_example():
-    part = make("dirichlet", nodes=5, data=data_with_a_gap(), scheme="per_class")
+    part = make("dirichlet", clients=5, data=data_with_a_gap(), scheme="per_class")
     assert part.sizes.sum() == 2000
 
 
@@ -167,4 +168,4 @@ def test_the_practical_partition_is_the_dirichlet_ones_scheme_by_class():
 def test_a_partition_draws_from_its_own_generator(monkeypatch, name, draws):
     monkeypatch.setattr(iid, "split", lambda config, draw: [np.array([int(9 * draws())]), np.array([10])])
     with pytest.raises(UserError, match=f"must return the same parts whenever it is asked: it draws from {name}, not from"):
-        load_federation(resolve(config_of("partition=iid", "num_nodes=2")).node)
+        load_federation(resolve(config_of("partition=iid", "num_clients=2")).client)

@@ -45,8 +45,8 @@ def test_partitions_are_disjoint_in_range_and_a_function_of_the_seed(name, chang
 
 
 @pytest.mark.parametrize("on_small", ["move", "drop"])
-def test_a_node_without_examples_may_have_an_array_of_any_type(monkeypatch, on_small):
-    settings = settings_of("iid", on_small=on_small, min_node_size=5)
+def test_a_client_without_examples_may_have_an_array_of_any_type(monkeypatch, on_small):
+    settings = settings_of("iid", on_small=on_small, min_client_size=5)
     monkeypatch.setattr(settings.module, "split", lambda config, draw: [np.arange(len(draw.y)), np.array([])])
     part = make_partition(settings, data_of(), 2, 0, False)
     assert part.sizes.tolist() == ([1995, 5] if on_small == "move" else [2000, 0])
@@ -60,7 +60,7 @@ def test_own_test_parts():
     assert make("iid").test(0).tolist() == []
     assert len(make("iid", test_fraction=0.1).test(0)) == 10
     # The last example is for training, because a client with a test part alone cannot participate.
-    assert make("iid", nodes=2000, merged=True, min_node_size=1, test_fraction=0.9).sizes.tolist() == [1] * 2000
+    assert make("iid", clients=2000, merged=True, min_client_size=1, test_fraction=0.9).sizes.tolist() == [1] * 2000
 
 
 @pytest.mark.parametrize(("name", "changes"), [("pathological", {"scheme": "shards"}), ("dirichlet", {}), ("iid", {})])
@@ -94,9 +94,9 @@ def test_scarcity_keeps_the_label_distribution():
     lone = keep_stratified(np.arange(7), y, 0.05, np.random.default_rng(0))
     assert len(lone) == 2  # at least two in all
     plain = make("dirichlet", merged=True)
-    whole = make("dirichlet", merged=True, keep_fraction=1.0, scarce_nodes=5, scarce_fraction=1.0)
+    whole = make("dirichlet", merged=True, keep_fraction=1.0, scarce_clients=5, scarce_fraction=1.0)
     assert all(np.array_equal(plain.train(k), whole.train(k)) for k in range(20))
-    scarce = make("dirichlet", merged=True, scarce_nodes=5)
+    scarce = make("dirichlet", merged=True, scarce_clients=5)
     assert all(np.array_equal(plain.train(k), scarce.train(k)) for k in range(15))
     assert all(np.array_equal(plain.test(k), scarce.test(k)) for k in range(20))
     for k in range(15, 20):
@@ -106,9 +106,9 @@ def test_scarcity_keeps_the_label_distribution():
         assert after.sum() == max(expected.sum(), min(2, before.sum()))
 
 
-def test_all_nodes_are_thinned_and_the_scarce_ones_further():
+def test_all_clients_are_thinned_and_the_scarce_ones_further():
     """Of every class max(1, round(0.5 n)) examples, on the last five clients max(1, round(0.5 * 0.1 n))."""
-    whole, kept = make("dirichlet").class_counts(), make("dirichlet", keep_fraction=0.5, scarce_nodes=5).class_counts()
+    whole, kept = make("dirichlet").class_counts(), make("dirichlet", keep_fraction=0.5, scarce_clients=5).class_counts()
     fractions = np.where(np.arange(20) < 15, 0.5, 0.05)[:, None]
     expected = np.where(whole > 0, np.maximum(1, np.round(fractions * whole)), 0)
     assert (expected.sum(1) >= 2).all()  # fewer would be made 2
@@ -119,7 +119,7 @@ def test_all_nodes_are_thinned_and_the_scarce_ones_further():
 def test_scarcity_cuts_test_parts_only_when_asked_to():
     whole = make("dirichlet", merged=True)
     for cut in (False, True):
-        part = make("dirichlet", merged=True, scarce_nodes=5, cut_test=cut)
+        part = make("dirichlet", merged=True, scarce_clients=5, cut_test=cut)
         assert [len(part.test(k)) for k in range(15)] == [len(whole.test(k)) for k in range(15)]
         for k in range(15, 20):
             assert set(part.test(k)) <= set(whole.test(k))
@@ -128,28 +128,28 @@ def test_scarcity_cuts_test_parts_only_when_asked_to():
 
 
 def test_redraws_until_large_enough():
-    assert make("dirichlet", alpha=0.5, min_node_size=20, max_redraws=500, on_small="error").sizes.min() >= 20
+    assert make("dirichlet", alpha=0.5, min_client_size=20, max_redraws=500, on_small="error").sizes.min() >= 20
 
 
 @pytest.mark.parametrize(
-    ("name", "nodes", "changes", "message"),
+    ("name", "clients", "changes", "message"),
     [
-        ("iid", 3000, {}, "3000 nodes cannot share 2000 training examples"),
-        ("iid", 500, {"min_node_size": 5}, "need 2500, the training split has 2000"),
-        ("pathological", 20, {"classes_per_node": 11}, "classes_per_node=11 is more than the 10 classes"),
-        ("pathological", 4, {"classes_per_node": 2}, "hold at most 8 of the 10 classes"),
-        ("lognormal", 20, {"classes_per_node": 11}, "classes_per_node=11 is more than the 10 classes"),
+        ("iid", 3000, {}, "3000 clients cannot share 2000 training examples"),
+        ("iid", 500, {"min_client_size": 5}, "need 2500, the training split has 2000"),
+        ("pathological", 20, {"classes_per_client": 11}, "classes_per_client=11 is more than the 10 classes"),
+        ("pathological", 4, {"classes_per_client": 2}, "hold at most 8 of the 10 classes"),
+        ("lognormal", 20, {"classes_per_client": 11}, "classes_per_client=11 is more than the 10 classes"),
         ("dirichlet", 20, {"alpha": 0}, "partition.alpha must be > 0, got 0"),
         ("dirichlet", 20, {"alfa": 1}, "unknown partition key 'alfa', did you mean 'alpha'"),
-        ("iid", 20, {"scarce_nodes": 21}, "scarce_nodes=21 is more than num_nodes=20"),
+        ("iid", 20, {"scarce_clients": 21}, "scarce_clients=21 is more than num_clients=20"),
         ("file", 20, {}, "needs partition.path"),
         ("file", 20, {"path": "/nowhere.json"}, "no file /nowhere.json"),
     ],
 )
-def test_impossible_requests_are_refused_with_the_numbers(name, nodes, changes, message):
+def test_impossible_requests_are_refused_with_the_numbers(name, clients, changes, message):
     with pytest.raises(UserError, match=message) as error:
-        check(settings_of(name, **changes), nodes)
-        make(name, nodes, **changes)
+        check(settings_of(name, **changes), clients)
+        make(name, clients, **changes)
     assert "\n" not in str(error.value)
 
 
@@ -167,17 +167,17 @@ LISTS = [[0, 5, 2], [1, 9], [7, 8, 3, 4]]
     ],
 )
 def test_partition_from_a_file(tmp_path, text):
-    file = tmp_path / "nodes.txt"
+    file = tmp_path / "clients.txt"
     file.write_text(text)
-    part = make("file", nodes=3, path=str(file), min_node_size=0)
+    part = make("file", clients=3, path=str(file), min_client_size=0)
     assert [part.train(k).tolist() for k in range(3)] == LISTS
     assert [part.test(k).tolist() for k in range(3)] == ([[10], [], [11]] if "test" in text else [[], [], []])
 
 
-def test_a_dropped_node_of_a_file_is_not_judged_either(tmp_path):
-    file = tmp_path / "nodes.txt"
+def test_a_dropped_client_of_a_file_is_not_evaluated_either(tmp_path):
+    file = tmp_path / "clients.txt"
     file.write_text(json.dumps({"train": [[0, 1, 2], [3], [4, 5]], "test": [[10], [11, 12], [13]]}))
-    part = make("file", nodes=3, path=str(file), min_node_size=2, on_small="drop")
+    part = make("file", clients=3, path=str(file), min_client_size=2, on_small="drop")
     assert [part.train(k).tolist() for k in range(3)] == [[0, 1, 2], [], [4, 5]]
     assert [part.test(k).tolist() for k in range(3)] == [[10], [], [13]]
 
@@ -185,7 +185,7 @@ def test_a_dropped_node_of_a_file_is_not_judged_either(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[[0], [1]]", "has 2 nodes, num_nodes=3"),
+        ("[[0], [1]]", "has 2 clients, num_clients=3"),
         ("[[0], [1], [1]]", "1 indices occur more than once"),
         ("[[0], [1], [2000]]", r"must be in 0\.\.1999, found 0\.\.2000"),
         ("[[0], [1], [1999]]", "1 indices point into the central test split"),
@@ -196,36 +196,36 @@ def test_a_dropped_node_of_a_file_is_not_judged_either(tmp_path):
         ("[" * 100_000, "neither JSON nor a Python dictionary"),
         ("{[1]: [2]}", "neither JSON nor a Python dictionary"),
         ("hello", "neither JSON nor a Python dictionary"),
-        ('{"a": [1]}', "keys of the dictionary must be node numbers"),
-        ('{"0": [0], "00": [1]}', "keys of the dictionary must be the node numbers 0 to 1, each once"),
-        ('{"0": [0], "7": [1]}', "keys of the dictionary must be the node numbers 0 to 1, each once"),
+        ('{"a": [1]}', "keys of the dictionary must be client numbers"),
+        ('{"0": [0], "00": [1]}', "keys of the dictionary must be the client numbers 0 to 1, each once"),
+        ('{"0": [0], "7": [1]}', "keys of the dictionary must be the client numbers 0 to 1, each once"),
         ("3", "must hold a list of index lists"),
     ],
 )
 def test_faulty_files_are_one_line(tmp_path, text, message):
-    file = tmp_path / "nodes.txt"
+    file = tmp_path / "clients.txt"
     file.write_text(text)
     with pytest.raises(UserError, match=message) as error:
-        make("file", nodes=3, path=str(file), data=data_of(test=10))
+        make("file", clients=3, path=str(file), data=data_of(test=10))
     assert "\n" not in str(error.value)
 
 
 def test_published_partitions_are_used_as_they_are(tmp_path):
-    file = tmp_path / "nodes.json"
+    file = tmp_path / "clients.json"
     file.write_text(json.dumps([[0], [], list(range(1, 50))]))
-    part = make("file", nodes=3, path=str(file))
+    part = make("file", clients=3, path=str(file))
     assert part.sizes.tolist() == [1, 0, 49]
 
 
 def test_what_is_moved_in_a_published_partition_is_counted_before_test_parts_are_held_out(tmp_path):
-    file = tmp_path / "nodes.json"
+    file = tmp_path / "clients.json"
     file.write_text(json.dumps([[0, 1], list(range(2, 50))]))
-    part = make("file", nodes=2, path=str(file), min_node_size=8, test_fraction=0.25)
+    part = make("file", clients=2, path=str(file), min_client_size=8, test_fraction=0.25)
     assert part.sizes.tolist() == [6, 32]
-    assert (part.small.nodes, part.small.moved, part.small.dropped) == (1, 6, 0)
+    assert (part.small.clients, part.small.moved, part.small.dropped) == (1, 6, 0)
 
 
-@pytest.mark.parametrize("changes", [{"test_fraction": 0.2}, {"scarce_nodes": 3}, {"keep_fraction": 0.5}])
+@pytest.mark.parametrize("changes", [{"test_fraction": 0.2}, {"scarce_clients": 3}, {"keep_fraction": 0.5}])
 def test_sampled_refuses_what_it_would_ignore(changes):
     with pytest.raises(UserError, match=f"partition=sampled has no partition.{next(iter(changes))}"):
         make("sampled", **changes)
@@ -233,9 +233,9 @@ def test_sampled_refuses_what_it_would_ignore(changes):
         make("sampled", merged=True)
 
 
-def test_sampled_nodes_have_the_counts_that_are_told():
+def test_sampled_clients_have_the_counts_that_are_told():
     data = data_with_a_gap()
-    part = make("sampled", nodes=600, data=data, examples_per_node=40, alpha=0.1)
+    part = make("sampled", clients=600, data=data, examples_per_client=40, alpha=0.1)
     counts = part.class_counts()
     assert counts.shape == (600, 10)
     assert (counts.sum(1) == 40).all()
@@ -244,16 +244,18 @@ def test_sampled_nodes_have_the_counts_that_are_told():
         assert np.bincount(data.y.numpy()[part.train(k)], minlength=10).tolist() == counts[k].tolist()
 
 
-def test_a_million_sampled_nodes_are_drawn_when_asked_for(monkeypatch):
+def test_a_million_sampled_clients_are_drawn_when_asked_for(monkeypatch):
     data = data_of()
-    part = make("sampled", nodes=1_000_000, data=data, examples_per_node=30, alpha=0.1)
+    part = make("sampled", clients=1_000_000, data=data, examples_per_client=30, alpha=0.1)
     assert part.sizes.shape == (1_000_000,)
     assert part.sizes.strides == (0,)  # one number seen a million times
     examples = part.train(999_999)
     assert len(examples) == 30
-    assert np.array_equal(examples, make("sampled", nodes=1_000_000, data=data, examples_per_node=30, alpha=0.1).train(999_999))
+    assert np.array_equal(
+        examples, make("sampled", clients=1_000_000, data=data, examples_per_client=30, alpha=0.1).train(999_999)
+    )
     assert not np.array_equal(examples, part.train(999_998))
-    few = make("sampled", nodes=5000, data=data, examples_per_node=2000, alpha=0.1)
+    few = make("sampled", clients=5000, data=data, examples_per_client=2000, alpha=0.1)
     q = few.class_proportions()
     assert q.sum(1) == pytest.approx(np.ones(5000))
     for k in (0, 4500):
@@ -262,6 +264,6 @@ def test_a_million_sampled_nodes_are_drawn_when_asked_for(monkeypatch):
 
 
 def test_sampled_without_skew_has_the_balance_of_the_data():
-    part = make("sampled", nodes=5000)
+    part = make("sampled", clients=5000)
     assert part.class_proportions()[17] == pytest.approx(np.full(10, 0.1))
     assert part.test(3).tolist() == []

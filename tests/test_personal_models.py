@@ -6,13 +6,13 @@ import shutil
 from functools import cache
 
 import pytest
-from rig import config_of
+from helpers import config_of
 
 from contrafed.core.errors import UserError
 from contrafed.runs.run import run
 
 SAVED_RUN = (
-    "engine=local", "num_nodes=6", "num_rounds=2", "eval_every=1", "participation=uniform", "participation.select=2",
+    "engine=local", "num_clients=6", "num_rounds=2", "eval_every=1", "participation=uniform", "participation.select=2",
     "model=mlp", "model.hidden=[8]", "model.projection=[5]", "dataset.merge_splits=true",
 )  # fmt: skip
 
@@ -56,17 +56,17 @@ def test_saved_personal_models_score_what_they_scored(tmp_path, finish_run, name
     for key in ("personal_accuracy_mean", "personal_accuracy_std", "method"):
         assert again[key] == first[key]
     assert again["rounds"] == 0
-    rows = [(path / "nodes.csv").read_text().splitlines()[1:] for path in (folder, tmp_path / "again")]
+    rows = [(path / "clients.csv").read_text().splitlines()[1:] for path in (folder, tmp_path / "again")]
     last = [row.split(",", 1)[1] for row in rows[0] if row.startswith("2,") and ",accuracy," in row]
     assert [row.split(",", 1)[1] for row in rows[1]] == last
 
 
-def test_saving_changes_no_number_even_for_a_node_without_training_data(tmp_path):
+def test_saving_changes_no_number_even_for_a_client_without_training_data(tmp_path):
     """Client 2 has a test part alone. It is evaluated and saved like the others, and its head is never fitted."""
-    file = tmp_path / "nodes.json"
+    file = tmp_path / "clients.json"
     file.write_text(json.dumps({"train": [list(range(60)), list(range(60, 90)), []], "test": [[100, 101], [102], [103, 104]]}))
-    part = ("num_nodes=3", "partition=file", f"partition.path={file}", "participation=full")
-    shape = [o for o in SAVED_RUN if not o.startswith(("participation", "num_nodes"))]
+    part = ("num_clients=3", "partition=file", f"partition.path={file}", "participation=full")
+    shape = [o for o in SAVED_RUN if not o.startswith(("participation", "num_clients"))]
     logs = []
     for save in (False, True):
         folder = tmp_path / str(save)
@@ -75,25 +75,25 @@ def test_saving_changes_no_number_even_for_a_node_without_training_data(tmp_path
                 "strategy=fedrep", "strategy.head_epochs=3", *shape, *part, f"save_personal={save}", f"output_dir={folder}"
             )
         )
-        logs.append([(folder / name).read_bytes() for name in ("metrics.csv", "nodes.csv")])
+        logs.append([(folder / name).read_bytes() for name in ("metrics.csv", "clients.csv")])
     assert logs[0] == logs[1]
     assert b"\n2,2,accuracy," in logs[0][1]
     again = run(config_of(f"evaluate_only={tmp_path}/True", "engine=local", f"output_dir={tmp_path}/again"))
     assert again["status"] == "finished"
 
 
-def test_nodes_that_never_train_have_saved_models_whether_or_not_they_were_scored(tmp_path):
+def test_clients_that_never_train_have_saved_models_whether_or_not_they_were_scored(tmp_path):
     shape = (
         "strategy=fedrep",
         *SAVED_RUN,
-        "held_out_nodes=2",
-        "eval_nodes=false",
+        "held_out_clients=2",
+        "eval_clients=false",
         "save_personal=true",
         f"output_dir={tmp_path}/run",
     )
     assert "personal_accuracy_mean" not in run(config_of(*shape))
     assert len(list((tmp_path / "run" / "personal").iterdir())) == 6
-    again = run(config_of(f"evaluate_only={tmp_path}/run", "engine=local", "eval_nodes=true", f"output_dir={tmp_path}/again"))
+    again = run(config_of(f"evaluate_only={tmp_path}/run", "engine=local", "eval_clients=true", f"output_dir={tmp_path}/again"))
     assert again["personal_accuracy_mean"] > 0
     assert again["personal_held_out_accuracy_mean"] > 0
 
@@ -113,16 +113,16 @@ def test_mistakes_about_saved_models_are_one_line(tmp_path, finish_run):
     with pytest.raises(UserError, match="so that seed, strategy.local.lr cannot be set beside it"):
         config_of("evaluate_only=nowhere", "seed=1", "strategy.local.lr=1", "engine=local")
     shutil.copytree(finish_run("fedcrl")[0], tmp_path / "bare", ignore=shutil.ignore_patterns("personal"))
-    with pytest.raises(UserError, match="no personal model of node 0 in .*; the run needs save_personal=true"):
+    with pytest.raises(UserError, match="no personal model of client 0 in .*; the run needs save_personal=true"):
         run(config_of(f"evaluate_only={tmp_path}/bare", "engine=local", f"output_dir={tmp_path}/again"))
 
 
 def test_models_are_scored_as_their_run_scored_unless_the_command_line_says_otherwise(tmp_path):
-    (tmp_path / "config.yaml").write_text("eval_train: true\nmetrics: [accuracy, macro_f1]\nnum_nodes: 3\n")
+    (tmp_path / "config.yaml").write_text("eval_train: true\nmetrics: [accuracy, macro_f1]\nnum_clients: 3\n")
     config = config_of(f"evaluate_only={tmp_path}")
-    assert (config["eval_train"], config["metrics"], config["eval_nodes"]) == (True, ["accuracy", "macro_f1"], None)
+    assert (config["eval_train"], config["metrics"], config["eval_clients"]) == (True, ["accuracy", "macro_f1"], None)
     (tmp_path / "no").mkdir()
-    (tmp_path / "no" / "config.yaml").write_text("eval_nodes: false\n")  # and save_personal=true
-    assert config_of(f"evaluate_only={tmp_path}/no")["eval_nodes"] is None
+    (tmp_path / "no" / "config.yaml").write_text("eval_clients: false\n")  # and save_personal=true
+    assert config_of(f"evaluate_only={tmp_path}/no")["eval_clients"] is None
     config = config_of(f"evaluate_only={tmp_path}", "eval_train=false", "metrics=[accuracy]")
     assert (config["eval_train"], config["metrics"]) == (False, ["accuracy"])

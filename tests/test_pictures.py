@@ -5,20 +5,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers import config_of
 from omegaconf import OmegaConf
-from rig import config_of
 
 from contrafed import report_command, run
 from contrafed.core import registry
-from contrafed.core.client_run import node_run
+from contrafed.core.client_run import client_run_of
 from contrafed.core.run_folder import read_config
 from contrafed.data.federation import load_federation
 from contrafed.report import embedding, figures, pictures, plots
 from contrafed.report.runs import find
 
 TINY_RUN = (
-    *("engine=local", "tracker=none", "model=mlp", "model.hidden=[8]", "num_nodes=5", "num_rounds=1"),
-    *("partition.min_node_size=8", "strategy.local.iterations=1", "strategy.local.epochs=null"),
+    *("engine=local", "tracker=none", "model=mlp", "model.hidden=[8]", "num_clients=5", "num_rounds=1"),
+    *("partition.min_client_size=8", "strategy.local.iterations=1", "strategy.local.epochs=null"),
 )
 
 
@@ -54,7 +54,7 @@ def test_representations_stand_beside_each_other_each_of_its_runs_models(embedde
     figure = figures.of_papers(find([embedded_runs]))["fedcrl-figure4"]
     shown = panels(figure)
     assert list(shown) == ["fedavg", "fedcrl"]
-    for (axes,), name, whose in zip(shown.values(), ("global", "own"), ("global model", "nodes' own models"), strict=True):
+    for (axes,), name, whose in zip(shown.values(), ("global", "own"), ("global model", "clients' own models"), strict=True):
         z, labels, _ = embedding.of_run(embedded_runs / name, personal=name == "own", limit=60)
         points = embedding.tsne(z)
         assert axes.get_title() == f"{whose}, 60 test images"
@@ -78,7 +78,7 @@ def test_a_run_whose_models_are_not_there_is_named_and_left_out(embedded_runs, t
     assert line.endswith(f"damaged: there are no personal models in {tmp_path / 'damaged'}; the run needs save_personal=true")
     (tmp_path / "damaged" / "personal").mkdir()
     assert figures.of_papers([damaged]) == {}
-    assert "damaged: there is no personal model of node 0" in capsys.readouterr().err
+    assert "damaged: there is no personal model of client 0" in capsys.readouterr().err
     (tmp_path / "damaged" / "model.safetensors").write_bytes(b"cut off")
     assert figures.of_papers([replace(damaged, config=first.config)]) == {}
     assert "model.safetensors is no safetensors file" in capsys.readouterr().err
@@ -88,7 +88,7 @@ def test_a_run_whose_models_are_not_there_is_named_and_left_out(embedded_runs, t
     assert capsys.readouterr().err == ""
 
 
-def test_who_holds_which_classes_is_what_the_nodes_train_on(tmp_path, capsys):
+def test_who_holds_which_classes_is_what_the_clients_train_on(tmp_path, capsys):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "my.npz", x=rng.integers(0, 256, (120, 8, 8), dtype=np.uint8), y=np.arange(120) % 3)
     own = ["partition=practical", "dataset=npz", f"dataset.path={tmp_path / 'my.npz'}"]
@@ -99,9 +99,9 @@ def test_who_holds_which_classes_is_what_the_nodes_train_on(tmp_path, capsys):
     figure = pictures.draw("partition", runs, "")
     assert list(panels(figure)) == ["digits, pathological", "npz, practical"]
     for name, (grid, sizes, _) in zip("ab", panels(figure).values(), strict=True):
-        federation = load_federation(node_run(read_config(tmp_path / name)))
+        federation = load_federation(client_run_of(read_config(tmp_path / name)))
         y = federation.data.y.numpy()
-        counts = [np.bincount(y[federation.partition.train(node)], minlength=y.max() + 1).tolist() for node in range(5)]
+        counts = [np.bincount(y[federation.partition.train(client)], minlength=y.max() + 1).tolist() for client in range(5)]
         assert grid.images[0].get_array().filled(0).tolist() == counts
         assert [bar.get_width() for bar in sizes.patches] == [sum(row) for row in counts]
     (tmp_path / "my.npz").unlink()
@@ -126,18 +126,18 @@ def test_who_is_there_is_who_took_part(tmp_path, capsys):
         took = np.zeros((5, 5))
         with (tmp_path / name / "participants.csv").open() as file:
             for row in csv.DictReader(file):
-                took[int(row["node"]), int(row["round"]) - 1] = 1
+                took[int(row["client"]), int(row["round"]) - 1] = 1
         assert 0 < took.sum() < 25
         assert_shows(axes, took)
-    (tmp_path / "bernoulli" / "participants.csv").write_text("round,node\n2,0\n2,3\n4,3\n")
+    (tmp_path / "bernoulli" / "participants.csv").write_text("round,client\n2,0\n2,3\n4,3\n")
     (tmp_path / "cyclic" / "participants.csv").unlink()
     (figure,) = figures.of_papers(find([tmp_path])).values()
     ((axes),) = panels(figure).values()
     assert_shows(axes, np.array([[0, 1, 0, 0, 0], [0] * 5, [0] * 5, [0, 1, 0, 1, 0], [0] * 5]))
     assert "cyclic: cannot read" in capsys.readouterr().err
-    (tmp_path / "bernoulli" / "participants.csv").write_text("round,node\n")
+    (tmp_path / "bernoulli" / "participants.csv").write_text("round,client\n")
     assert figures.of_papers(find([tmp_path])) == {}
-    assert "bernoulli: no node took part in any round" in capsys.readouterr().err
+    assert "bernoulli: no client took part in any round" in capsys.readouterr().err
 
 
 def assert_shows(axes, took):

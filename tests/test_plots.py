@@ -67,7 +67,7 @@ def test_a_name_with_dollars_is_drawn_as_it_is(tmp_path):
     name = r"cost $\frac{1}$"
     for figure in (
         plots.draw("curves", {name: {"pmfl": [[(10, 60.0), (20, 70.0)]]}}, name, "round", "accuracy (%)"),
-        plots.node_bars({"pmfl": {0: 1.0}}, name, "accuracy (%)"),
+        plots.client_bars({"pmfl": {0: 1.0}}, name, "accuracy (%)"),
     ):
         assert all(path.stat().st_size for path in plots.save(figure, tmp_path / "figure"))
 
@@ -103,8 +103,8 @@ def test_other_kinds_show_what_they_are_given():
     assert [tick.get_text() for tick in box.get_xticklabels()] == ["pmfl", "fedau"]
     bars = get_panel(plots.draw("bars", {"": {"pmfl": [1.0, 3.0], "fedau": [4.0]}}, "", "", "y"))
     assert [bar.get_height() for bar in bars.patches] == [2, 4]
-    nodes = plots.node_bars({"pmfl": {0: 50.0, 1: 90.0}, "fedau": {0: 10.0, 1: 20.0}}, "", "y")
-    assert [bar.get_height() for bar in get_panel(nodes, 1).patches] == [20, 10]  # in the order of pmfl's
+    clients = plots.client_bars({"pmfl": {0: 50.0, 1: 90.0}, "fedau": {0: 10.0, 1: 20.0}}, "", "y")
+    assert [bar.get_height() for bar in get_panel(clients, 1).patches] == [20, 10]  # in the order of pmfl's
 
 
 def test_a_value_far_below_all_others_keeps_its_number():
@@ -144,10 +144,10 @@ def test_which_figures_suit_which_runs(tmp_path):
     assert set(figures.of_runs(runs_of(tmp_path / "grid", *grid), "")) == {"accuracy", "heat_map"}
     seeds = [method(name, seed=seed) for name in ("moon", "fedavg") for seed in range(4)]
     assert set(figures.of_runs(runs_of(tmp_path / "seeds", *seeds), "")) == {"accuracy", "box"}
-    rows = [(30, node, "accuracy", node / 4) for node in range(4)] + [(10, 0, "weight", 1.0), (10, 1, "weight", 3.0)]
-    nodes = figures.of_runs(runs_of(tmp_path / "nodes", {"nodes": rows}), "")
-    assert set(nodes) == {"accuracy", "nodes", "nodes_cdf", "weights"}
-    assert get_panel(nodes["weights"]).lines[0].get_ydata().tolist() == [2]
+    rows = [(30, client, "accuracy", client / 4) for client in range(4)] + [(10, 0, "weight", 1.0), (10, 1, "weight", 3.0)]
+    clients = figures.of_runs(runs_of(tmp_path / "clients", {"clients": rows}), "")
+    assert set(clients) == {"accuracy", "clients", "clients_cdf", "weights"}
+    assert get_panel(clients["weights"]).lines[0].get_ydata().tolist() == [2]
     many = figures.of_runs(runs_of(tmp_path / "many", *(method(name) for name in METHODS[:17])), "")
     assert len(get_panel(many["accuracy"]).get_yticklabels()) == 17  # dots, a row a method
 
@@ -189,7 +189,7 @@ def test_a_papers_figure_is_drawn_as_it_says(tmp_path, plot, panel, shown):
         "paper": "pmfl", "table": None, "figure": 8, "dataset": "SVHN", "method": "pmfl", "setting": "H=3", "cells": [],
         "plot": {**plot, "panel": ["participation.name"]},
     }  # fmt: skip
-    write_run(tmp_path / "a", nodes=rows, published=published, scale="small", changed=["num_rounds=3"])
+    write_run(tmp_path / "a", clients=rows, published=published, scale="small", changed=["num_rounds=3"])
     found = figures.of_papers(find([tmp_path]))
     if panel is None:
         assert found == {}
@@ -201,29 +201,29 @@ def test_a_papers_figure_is_drawn_as_it_says(tmp_path, plot, panel, shown):
     assert figure.legends == []
     if shown is not None:
         assert get_panel(figure).lines[0].get_ydata().tolist() == pytest.approx(shown)
-    write_run(tmp_path / "b", nodes=rows, published=published, scale="small", changed=["num_rounds=4"])
+    write_run(tmp_path / "b", clients=rows, published=published, scale="small", changed=["num_rounds=4"])
     assert set(figures.of_papers(find([tmp_path]))) == {f"pmfl-figure8-scale=small-num_rounds={n}" for n in (3, 4)}
     long = [f"strategy.local.of_a_long_name_{i}=1" for i in range(10)]
-    write_run(tmp_path / "c", nodes=rows, published=published, scale="small", changed=long)
+    write_run(tmp_path / "c", clients=rows, published=published, scale="small", changed=long)
     assert max(map(len, figures.of_papers(find([tmp_path])))) < 200
 
 
-def test_bars_of_nodes_and_a_metric_of_each_method(tmp_path):
-    plot = {"kind": "bars", "metric": "nodes:accuracy", "x": "node", "line": "strategy.name", "panel": []}
+def test_bars_of_clients_and_a_metric_of_each_method(tmp_path):
+    plot = {"kind": "bars", "metric": "clients:accuracy", "x": "client", "line": "strategy.name", "panel": []}
     published = {"paper": "fedcosr", "figure": "12", "table": None, "method": "fedcrl", "plot": plot}
     for name, low in (("fedcrl", 0.5), ("fedavg", 0.25)):
-        rows = [(30, node, "accuracy", low + node / 4) for node in range(2)]
-        write_run(tmp_path / "bars" / name, nodes=rows, **method(name, published={**published, "method": name}))
+        rows = [(30, client, "accuracy", low + client / 4) for client in range(2)]
+        write_run(tmp_path / "bars" / name, clients=rows, **method(name, published={**published, "method": name}))
     (figure,) = figures.of_papers(find([tmp_path / "bars"])).values()
     assert [[bar.get_height() for bar in axes.patches] for axes in figure.axes] == [[50, 25], [75, 50]]
     apart = {**published, "plot": {**plot, "panel": ["partition.alpha"]}}
     for alpha in (1, 2):
-        rows = [(30, node, "accuracy", alpha / 4) for node in range(2)]
+        rows = [(30, client, "accuracy", alpha / 4) for client in range(2)]
         settings = {"published": {**apart, "method": "fedavg"}, "partition": {"name": "iid", "alpha": alpha}}
-        write_run(tmp_path / "panels" / str(alpha), nodes=rows, **method("fedavg", **settings))
+        write_run(tmp_path / "panels" / str(alpha), clients=rows, **method("fedavg", **settings))
     (figure,) = figures.of_papers(find([tmp_path / "panels"])).values()
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["fedavg, 1, mean 25", "fedavg, 2, mean 50"]
-    for name, scope in (("fedcrl", ("personal", "test")), ("fedavg", ("global", "nodes"))):
+    for name, scope in (("fedcrl", ("personal", "test")), ("fedavg", ("global", "clients"))):
         own = {"kind": "curves", "metric": "/".join([*scope, "accuracy"]), "line": "strategy.name", "panel": []}
         write_run(tmp_path / "curves" / name, scope=scope, **method(name, published={**published, "method": name, "plot": own}))
     (figure,) = figures.of_papers(find([tmp_path / "curves"])).values()

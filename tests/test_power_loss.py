@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rig import same
+from helpers import same
 
 from contrafed.client_app.files import Moment, StateDir
 from contrafed.runs import checkpoint
@@ -125,7 +125,7 @@ def watch_disk(monkeypatch, disk, look):
 
 def value(t):
     """Return the states of two of three clients after round ``t``, always of one size."""
-    return {node: {"a": torch.full((40,), float(10 * t + node))} for node in ((0, 1), (1, 2), (0, 2))[t % 3]}
+    return {client: {"a": torch.full((40,), float(10 * t + client))} for client in ((0, 1), (1, 2), (0, 2))[t % 3]}
 
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="which file a handle is of is read from /proc")
@@ -151,9 +151,9 @@ def test_after_every_operation_of_saving_the_last_good_checkpoint_is_found(tmp_p
                 model, state = found.server()
                 assert same(model, expected[t][0])
                 assert state["t"].tolist() == [t]
-                memories = dict(found.memories())
-                assert memories.keys() == expected[t][1].keys()
-                assert all(same(memories[node], kept) for node, kept in expected[t][1].items())
+                client_states = dict(found.client_states())
+                assert client_states.keys() == expected[t][1].keys()
+                assert all(same(client_states[client], kept) for client, kept in expected[t][1].items())
         shutil.rmtree(tmp_path / "pictures")
 
     for t in (1, 2, 3, 4):
@@ -172,10 +172,10 @@ def test_after_every_operation_of_saving_the_last_good_checkpoint_is_found(tmp_p
     assert len(looks) > 80
 
 
-def test_after_every_operation_of_a_node_its_memory_is_the_old_or_the_new_one(tmp_path, monkeypatch):
+def test_after_every_operation_of_a_client_its_memory_is_the_old_or_the_new_one(tmp_path, monkeypatch):
     """At every moment it can also return to its state at the checkpoint of round 2."""
     state, seen = StateDir(tmp_path / "disk", "1", 0, "pmfl"), set()
-    (tmp_path / "disk" / "memory").mkdir(parents=True)
+    (tmp_path / "disk" / "client_state").mkdir(parents=True)
     write = lambda t, last: state.write({"a": torch.full((9,), float(t))}, Moment("1", t, {}, last))  # noqa: E731
     for t in (1, 2):
         write(t, 0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from flwr.supercore import privacy_accounting as flower
 from flwr.supercore.privacy_accounting.rdp_accountant import RdpAccountant
-from rig import config_of, resolve_and_try, same
+from helpers import config_of, resolve_and_try, same
 from safetensors import safe_open
 from scipy.optimize import brentq
 from scipy.stats import norm
@@ -38,18 +38,18 @@ SUMS = (
     "fedcrl", "fedproto", "mpfedcon",
 )  # fmt: skip
 UNPROTECTED_METHODS = {
-    "fedexp": "measures how far single updates are apart", "fedvarp": "keeps every node's last update",
-    "mifa": "keeps every node's last update", "fedamp": "mixes single models for every node",
+    "fedexp": "measures how far single updates are apart", "fedvarp": "keeps every client's last update",
+    "mifa": "keeps every client's last update", "fedamp": "mixes single models for every client",
     "fedgh": "trains the head on single prototypes", "feddyn": "takes two sums of the same updates",
-    "fedpac": "mixes single heads for every node", "scaffold": "reads replies one by one",
-    "fedppo": "rewards its agent for single nodes", "local": "reads replies one by one",
+    "fedpac": "mixes single heads for every client", "scaffold": "reads replies one by one",
+    "fedppo": "rewards its agent for single clients", "local": "reads replies one by one",
 }  # fmt: skip
-SAMPLED_RUN = ("strategy=fedavg", "strategy.weights=all_nodes", "participation=bernoulli", "participation.beta=null",
+SAMPLED_RUN = ("strategy=fedavg", "strategy.weights=all_clients", "participation=bernoulli", "participation.beta=null",
            "privacy=central", "privacy.amplification=true")  # fmt: skip
 
 
-def draw_noise(purpose, *shape, node=0):
-    return torch.randn(shape, generator=torch_generator(SEED, purpose, ROUND, node), dtype=torch.float64)
+def draw_noise(purpose, *shape, client=0):
+    return torch.randn(shape, generator=torch_generator(SEED, purpose, ROUND, client), dtype=torch.float64)
 
 
 def replies_of(*sent, received=(1.0, 1.0)):
@@ -76,7 +76,7 @@ def test_a_sum_is_of_clipped_changes_with_noise_by_the_largest_weight():
     noisy = clipped + 0.5 * 1.0 * 0.75 * draw_noise("update noise", 2)
     torch.testing.assert_close(hidden().weighted_sum("delta", weights)["w"], noisy, rtol=0, atol=1e-7)
     torch.testing.assert_close(hidden().mean("model", weights * 8)["w"], 1 + noisy, rtol=0, atol=1e-7)
-    ((term,), factors) = hidden().terms("delta", weights)
+    ((term,), factors) = hidden().weighted_terms("delta", weights)
     torch.testing.assert_close(term["w"], noisy, rtol=0, atol=1e-7)
     assert factors == [1.0]
     silent = hidden(noise_multiplier=0.0).weighted_sum("delta", weights)["w"]
@@ -104,24 +104,24 @@ def test_a_rule_reads_no_single_reply_and_no_second_sum():
         replies.weighted_sum("control", np.ones(2))
 
 
-def test_a_node_clips_and_adds_noise_of_its_own():
+def test_a_client_clips_and_adds_noise_of_its_own():
     received = {"model/w": torch.ones(2, 2, dtype=torch.float64)}
     sent = {"model/w": torch.tensor([[4.0, 5.0], [1.3, 1.4]], dtype=torch.float64)}
     sent |= {"proto/mean": torch.tensor([[[3.0], [4.0]], [[0.0], [1.0]]], dtype=torch.float64), "proto/count": torch.ones(2, 2)}
     got = made_private(sent, received, LOCAL, SEED, ROUND, [5, 9])
-    for row, node, change, table in ((0, 5, [0.6, 0.8], [[1.2], [1.6]]), (1, 9, [0.3, 0.4], [[0.0], [1.0]])):
+    for row, client, change, table in ((0, 5, [0.6, 0.8], [[1.2], [1.6]]), (1, 9, [0.3, 0.4], [[0.0], [1.0]])):
         change, table = torch.tensor(change, dtype=torch.float64), torch.tensor(table, dtype=torch.float64)
-        torch.testing.assert_close(got["model/w"][row], 1 + change + 0.5 * draw_noise("update noise", 2, node=node))
-        torch.testing.assert_close(got["proto/mean"][row], table + 1.0 * draw_noise("prototype noise", 2, 1, node=node))
+        torch.testing.assert_close(got["model/w"][row], 1 + change + 0.5 * draw_noise("update noise", 2, client=client))
+        torch.testing.assert_close(got["proto/mean"][row], table + 1.0 * draw_noise("prototype noise", 2, 1, client=client))
         alone = made_private({n: v[row : row + 1] for n, v in sent.items()}, {n: v[:1] for n, v in received.items()},
-                             LOCAL, SEED, ROUND, [node])  # fmt: skip
+                             LOCAL, SEED, ROUND, [client])  # fmt: skip
         assert all(torch.equal(alone[name][0], got[name][row]) for name in sent)
     assert torch.equal(got["proto/count"], sent["proto/count"])
     delta = made_private({"delta/w": sent["model/w"] - 1}, {}, LOCAL, SEED, ROUND, [5, 9])["delta/w"]
     torch.testing.assert_close(1 + delta, got["model/w"])
 
 
-def test_a_node_adds_laplace_noise_of_its_variance_and_clips_nothing(tmp_path):
+def test_a_client_adds_laplace_noise_of_its_variance_and_clips_nothing(tmp_path):
     how = laplace.Config(variance=1e-2, noise="seeded")
     sent = {"model/w": torch.full((2, 100_000), 1e3, dtype=torch.float64), "proto/mean": torch.zeros(2, 100_000, 1)}
     got = made_private(sent, {"model/w": torch.ones(2, 100_000)}, how, SEED, ROUND, [5, 9])
@@ -192,7 +192,7 @@ def test_every_rule_that_sums_goes_with_central_privacy(tmp_path, name):
 def test_what_epsilon_would_not_hold_for_is_refused_with_the_reason(name):
     with pytest.raises(UserError, match=UNPROTECTED_METHODS[name]):
         resolve(config_of(f"strategy={name}", "privacy=central"))
-    with pytest.raises(UserError, match="keeps every node's latest centres"):
+    with pytest.raises(UserError, match="keeps every client's latest centres"):
         resolve(config_of("strategy=mpfedcon", "strategy.centre_memory=bank", "privacy=central"))
 
 
@@ -201,11 +201,11 @@ def test_what_epsilon_would_not_hold_for_is_refused_with_the_reason(name):
     [
         (
             "participation=markovian",
-            "participation=markovian does not draw each node independently",
+            "participation=markovian does not draw each client independently",
         ),
-        ("participation.beta=0.1", "nodes have different probabilities; participation.beta=null gives them one"),
-        ("participation.select=3", "participation.select draws nodes without replacement"),
-        ("strategy.weights=uniform", "a node's weight depends on who else takes part"),
+        ("participation.beta=0.1", "clients have different probabilities; participation.beta=null gives them one"),
+        ("participation.select=3", "participation.select draws clients without replacement"),
+        ("strategy.weights=uniform", "a client's weight depends on who else takes part"),
         ("min_replies=2", "min_replies tells how many took part"),
         ("participation.loss_rate=1", "participation.loss_rate=1 leaves no reply"),
     ],
@@ -238,7 +238,7 @@ def test_a_stopped_run_goes_on_to_the_same_epsilon_also_in_ray(tmp_path, stop_ru
     assert equal(outcome(folder), outcome(tmp_path / "whole"))
     assert [summary[key] for key in ("epsilon", "privacy_rounds")] == [whole[key] for key in ("epsilon", "privacy_rounds")]
     rows = [line.split(",") for line in (folder / "participants.csv").read_text().splitlines()[1:]]
-    assert summary["privacy_rounds"] == max(Counter(node for _, node in rows).values())
+    assert summary["privacy_rounds"] == max(Counter(client for _, client in rows).values())
     plain = run(config_of(*SMALL_RUN, f"strategy={method}", f"output_dir={tmp_path}/plain"))
     assert "epsilon" not in plain
     assert not same(outcome(tmp_path / "plain")[0], outcome(folder)[0])
@@ -304,21 +304,22 @@ def test_without_the_accountant_a_line_names_the_extra(monkeypatch):
 
 def test_devices_need_secret_noise_and_a_resumed_run_the_same(tmp_path):
     with pytest.raises(UserError, match="privacy on devices needs privacy.noise=secret"):
-        compose_deployed_run(f"privacy=local num_nodes=3 output_dir={tmp_path}/a")
+        compose_deployed_run(f"privacy=local num_clients=3 output_dir={tmp_path}/a")
     assert not (tmp_path / "a").exists()
     assert (
-        compose_deployed_run(f"privacy=local privacy.noise=secret num_nodes=3 output_dir={tmp_path}/b").node.privacy is not None
+        compose_deployed_run(f"privacy=local privacy.noise=secret num_clients=3 output_dir={tmp_path}/b").client.privacy
+        is not None
     )
     sampled = " ".join(SAMPLED_RUN)
     with pytest.raises(UserError, match="hides who takes part, which all devices know from the seed"):
-        compose_deployed_run(f"{sampled} privacy.noise=secret num_nodes=3 output_dir={tmp_path}/c")
+        compose_deployed_run(f"{sampled} privacy.noise=secret num_clients=3 output_dir={tmp_path}/c")
     with pytest.raises(UserError, match="rounds that a resumed run repeats would have other noise"):
         resolve(config_of("strategy=fedavg", "privacy=central", "privacy.noise=secret", "resume=latest"))
 
 
-def test_nodes_are_told_of_their_own_noise_alone():
+def test_clients_are_told_of_their_own_noise_alone():
     told = {
-        choice: resolve(config_of("strategy=fedavg", f"privacy={choice}")).node.to_json()
+        choice: resolve(config_of("strategy=fedavg", f"privacy={choice}")).client.to_json()
         for choice in ("none", "central", "local", "laplace")
     }
     assert told["none"] == told["central"]

@@ -127,16 +127,16 @@ def fedcrl(name, scope, value="personal_accuracy_best"):
     return {**method(name), "published": row, "scope": scope, "spread": (0.5, 0.2, 0.1, 0.3)}
 
 
-def test_deviation_over_nodes_at_the_best_round(tmp_path):
+def test_deviation_over_clients_at_the_best_round(tmp_path):
     write_run(tmp_path / "own", **fedcrl("fedcrl", ("personal", "test")))
-    write_run(tmp_path / "global", **fedcrl("fedavg", ("global", "nodes")))
-    write_run(tmp_path / "nodes", **fedcrl("fedprox", ("global", "nodes"), "nodes_accuracy_best"))
+    write_run(tmp_path / "global", **fedcrl("fedavg", ("global", "clients")))
+    write_run(tmp_path / "clients", **fedcrl("fedprox", ("global", "clients"), "clients_accuracy_best"))
     (comparison,) = published.compare(find([tmp_path]))
     both = comparison.both.set_index("method")
     for name in ("fedcrl", "fedavg", "fedprox"):
-        assert (both.loc[name, "ours"], both.loc[name, "ours_node_std"]) == (pytest.approx(80), pytest.approx(10))
+        assert (both.loc[name, "ours"], both.loc[name, "ours_client_std"]) == (pytest.approx(80), pytest.approx(10))
     assert both.loc["fedcrl", "paper_std"] > 0
-    assert "our deviation over nodes" in tables.comparison_text(comparison)
+    assert "our deviation over clients" in tables.comparison_text(comparison)
 
 
 def to_target(name, accuracies, folder, seed=0):
@@ -149,7 +149,7 @@ def to_target(name, accuracies, folder, seed=0):
         }.items()
     ]
     row = {"paper": "mpfedcon", "table": "3", "dataset": "CIFAR-10", "method": name, "setting": "", "cells": cells}
-    scope = ("global", "nodes") if name == "fedavg" else ("personal", "test")
+    scope = ("global", "clients") if name == "fedavg" else ("personal", "test")
     return write_run(folder / f"{name}-{seed}", accuracies, scope=scope, seed=seed, **method(name, published=row))
 
 

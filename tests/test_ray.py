@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from rig import config_of, same
+from helpers import config_of, same
 from tiny import TINY_RUN, run_tiny
 
 import contrafed.engines.flower
@@ -42,9 +42,9 @@ def test_workers_that_share_no_memory_with_the_driver_get_everything_through_ray
         monkeypatch.setattr(shared_memory, "limit", lambda: 0)  # as on a system without such memory
     else:
         monkeypatch.setattr(contrafed.engines.ray.RayGrid, "execute", reachable)
-    _, model, metrics, nodes = run_tiny(tmp_path / "run", "strategy=pmfl", "engine=ray", "engine.workers=2")
+    _, model, metrics, clients = run_tiny(tmp_path / "run", "strategy=pmfl", "engine=ray", "engine.workers=2")
     assert same(model, local_runs("pmfl")[1])
-    assert (metrics, nodes) == local_runs("pmfl")[2:]
+    assert (metrics, clients) == local_runs("pmfl")[2:]
 
 
 def test_without_an_address_no_other_cluster_is_joined(tmp_path, monkeypatch):
@@ -55,7 +55,7 @@ def test_without_an_address_no_other_cluster_is_joined(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_two_ray_nodes_equal_one(tmp_path, local_runs):
+def test_two_ray_clients_equal_one(tmp_path, local_runs):
     """A cluster of two Ray nodes on this machine, one worker on each."""
     import ray
     from ray.cluster_utils import Cluster
@@ -66,13 +66,13 @@ def test_two_ray_nodes_equal_one(tmp_path, local_runs):
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         cluster.add_node(num_cpus=1)
-        cluster.wait_for_nodes()
+        cluster.wait_for_clients()
         overrides = (f"engine.address={cluster.address}", "engine.workers=2", "engine=ray")
-        _, model, metrics, nodes = run_tiny(tmp_path / "run", "strategy=pmfl", *overrides)
+        _, model, metrics, clients = run_tiny(tmp_path / "run", "strategy=pmfl", *overrides)
         assert len([n for n in ray.nodes() if n["Alive"]]) == 2
-        _, expected, expected_metrics, expected_nodes = local_runs("pmfl")
+        _, expected, expected_metrics, expected_clients = local_runs("pmfl")
         assert same(model, expected)
-        assert (metrics, nodes) == (expected_metrics, expected_nodes)
+        assert (metrics, clients) == (expected_metrics, expected_clients)
     finally:
         stop_ray()
         cluster.shutdown()
@@ -88,7 +88,7 @@ def test_a_killed_worker_is_replaced_and_the_numbers_do_not_change(tmp_path, loc
     original = contrafed.engines.ray.RayGrid.execute
 
     def execute(grid, messages, timeout):
-        if grid.memory and len(killed) < 2:
+        if grid.client_states and len(killed) < 2:
             killed.append(grid.workers[len(killed)])
             ray.kill(killed[-1])
         return original(grid, messages, timeout)
@@ -114,7 +114,7 @@ class Fragile(contrafed.engines.ray.Worker):
 
 
 @pytest.mark.parametrize("least", [contrafed.engines.ray.MIN_BATCH_SECONDS, 0])
-def test_a_node_that_kills_its_worker_fails_alone(tmp_path, monkeypatch, capsys, least):
+def test_a_client_that_kills_its_worker_fails_alone(tmp_path, monkeypatch, capsys, least):
     import ray
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -130,7 +130,7 @@ def test_a_node_that_kills_its_worker_fails_alone(tmp_path, monkeypatch, capsys,
     for server_round in (1, 2):
         assert f"{server_round},global,system,participants,6\n" in metrics
         assert f"{server_round},global,system,failures,1\n" in metrics
-    said = [line for line in capsys.readouterr().out.splitlines() if "node 2:" in line]
+    said = [line for line in capsys.readouterr().out.splitlines() if "client 2:" in line]
     assert said
     assert "its worker died 3 times; the last time: " in said[0]
 
@@ -183,7 +183,7 @@ def test_a_worker_has_a_part_of_one_gpu():
     assert [contrafed.engines.ray.room(*share) for share in shares] == [2, 6, 16, 2]
 
 
-@pytest.mark.parametrize("key", ["engine=ray engine.gpus_per_worker", "engine=flower engine.gpus_per_node"])
+@pytest.mark.parametrize("key", ["engine=ray engine.gpus_per_worker", "engine=flower engine.gpus_per_client"])
 def test_more_than_one_gpu_which_a_worker_would_not_use_is_refused(key):
     with pytest.raises(UserError, match=rf"^{key.split()[1]} must be >= 0 and <= 1, got 2"):
         resolve(config_of(*f"{key}=2".split()))
@@ -226,7 +226,7 @@ def test_a_worker_that_lost_its_gpu_ends(monkeypatch, said, ends):
 
 
 @pytest.mark.parametrize("engine", ["ray engine.gpus_per_worker=0", "flower"])
-def test_a_run_whose_nodes_have_no_gpu_evaluates_without_one(tmp_path, monkeypatch, engine):
+def test_a_run_whose_clients_have_no_gpu_evaluates_without_one(tmp_path, monkeypatch, engine):
     """Otherwise its summary would name a GPU that trained nothing."""
     module, made = getattr(contrafed.engines, engine.split()[0]), []
 
@@ -252,7 +252,7 @@ def test_flowers_simulation_takes_no_part_of_gpus_that_it_would_wait_for(monkeyp
     if fits:
         contrafed.engines.flower._check_resources(config)
     else:
-        with pytest.raises(UserError, match=f"engine.gpus_per_node={share:g}: "):
+        with pytest.raises(UserError, match=f"engine.gpus_per_client={share:g}: "):
             contrafed.engines.flower._check_resources(config)
 
 
@@ -277,9 +277,9 @@ def test_another_address_is_another_ray(monkeypatch):
     assert asked == ["local", "auto", "local"]
 
 
-@pytest.mark.parametrize(("options", "said"), [(("cpus_per_node=500",), "500"), (("gpus_per_node=1",), "1")])
-def test_a_node_that_has_no_room_in_flowers_simulation_is_refused(tmp_path, options, said):
-    with pytest.raises(UserError, match=rf"engine.[cg]pus_per_node={said} is more than the \d+ [CG]PUs that Ray has"):
+@pytest.mark.parametrize(("options", "said"), [(("cpus_per_client=500",), "500"), (("gpus_per_client=1",), "1")])
+def test_a_client_that_has_no_room_in_flowers_simulation_is_refused(tmp_path, options, said):
+    with pytest.raises(UserError, match=rf"engine.[cg]pus_per_client={said} is more than the \d+ [CG]PUs that Ray has"):
         run_tiny(tmp_path / "run", "engine=flower", *(f"engine.{option}" for option in options))
 
 
@@ -316,7 +316,7 @@ def test_workers_have_a_gpu_each_and_the_numbers_are_those_of_local(tmp_path, lo
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     try:
         ray.init(num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        summary, model, metrics, nodes = run_tiny(tmp_path / "run", "strategy=pmfl", *asked)
+        summary, model, metrics, clients = run_tiny(tmp_path / "run", "strategy=pmfl", *asked)
         with pytest.raises(UserError, match=r"engine.workers=3 needs 3 CPUs and 3 GPUs, Ray has 2 and 2"):
             run_tiny(tmp_path / "three", *asked, "engine.workers=3")
     finally:
@@ -325,4 +325,4 @@ def test_workers_have_a_gpu_each_and_the_numbers_are_those_of_local(tmp_path, lo
     assert {tuple(sorted(gpus)) for gpus in seen} == {("98", "99")}
     assert summary["failures"] == 0
     assert same(model, local_runs("pmfl")[1])
-    assert (metrics, nodes) == local_runs("pmfl")[2:]
+    assert (metrics, clients) == local_runs("pmfl")[2:]

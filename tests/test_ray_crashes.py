@@ -5,7 +5,7 @@ import signal
 import sys
 
 import pytest
-from rig import same
+from helpers import same
 from tiny import run_tiny
 
 import contrafed.engines.ray
@@ -53,10 +53,10 @@ def kill_folder(tmp_path, monkeypatch):
 
 
 def equals_local(found, local):
-    summary, model, metrics, nodes = found
+    summary, model, metrics, clients = found
     assert summary["failures"] == 0
     assert same(model, local[1])
-    assert (metrics, nodes) == local[2:]
+    assert (metrics, clients) == local[2:]
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ def test_every_group_has_digests(project):
 
 
 JOB = {"experiment": "paper/table", "scale": "full", "name": "pmfl-seed=0", "number": 0, "overrides": []}
-CONFIG = {"num_nodes": 8, "published": {"plot": {"x": "num_nodes"}, "cells": [{"value": "a"}]}, "output_dir": "here"}
+CONFIG = {"num_clients": 8, "published": {"plot": {"x": "num_clients"}, "cells": [{"value": "a"}]}, "output_dir": "here"}
 
 
 def write_record(folder, jobs, is_renamed=False, metrics="round\n1\n", golden=1):
@@ -87,8 +87,8 @@ def test_equal_records_have_no_differences(compare):
 
 @pytest.mark.parametrize("value", [9, 8.0, "8"])
 def test_a_changed_value_is_found(compare, capsys, value):
-    assert compare([{"config": CONFIG | {"num_nodes": value}}]) == 1
-    assert f"num_nodes: 8 -> {json.dumps(value)}  in 1, such as paper/table full pmfl-seed=0" in capsys.readouterr().out
+    assert compare([{"config": CONFIG | {"num_clients": value}}]) == 1
+    assert f"num_clients: 8 -> {json.dumps(value)}  in 1, such as paper/table full pmfl-seed=0" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("jobs", [[], [{"config": CONFIG}] * 2, [{"config": CONFIG, "scale": "small"}]])
@@ -102,10 +102,10 @@ def test_a_changed_byte_and_a_golden_value_are_found(compare, others):
 
 
 def test_a_renamed_key_is_no_difference(compare, monkeypatch):
-    monkeypatch.setattr(record, "RENAMED", {"num_nodes": "num_clients"})
+    monkeypatch.setattr(record, "RENAMED", {"num_clients": "other"})
     monkeypatch.setattr(record, "RENAMED_VALUES", {"published.cells.value": {"a": "b"}})
-    config = {"num_clients": 8, "published": {"plot": {"x": "num_clients"}, "cells": [{"value": "b"}]}}
-    assert compare([{"config": config, "name": "num_clients=8", "number": 3}], is_renamed=True) == 0
+    config = {"other": 8, "published": {"plot": {"x": "other"}, "cells": [{"value": "b"}]}}
+    assert compare([{"config": config, "name": "other=8", "number": 3}], is_renamed=True) == 0
 
 
 def test_jobs_are_paired_by_name_in_any_order_then_by_configuration():

@@ -89,7 +89,7 @@ def test_table_of_runs_by_hand(sweep):
     assert (row["method"], row["participation"], row["seeds"], row["rounds"]) == ("moon", "cyclic", "2", "20 of 40")
     assert row["test accuracy, last"] == "70.00 ± 14.14"
     assert row["test accuracy, mean of the best five"] == "60.00 ± 7.07"  # (50 + 80) / 2 and (50 + 60) / 2
-    assert row["MiB a node and round"] == "3.000 ± 0.000"
+    assert row["MiB a client and round"] == "3.000 ± 0.000"
     # 2 MiB up and 4 down in rounds 10 and 20.
     assert heads[-3:] == ("FedAvg's last test accuracy", "rounds to FedAvg's last", "MiB to FedAvg's last")
     assert [row[head] for head in heads[-3:]] == ["55.00", "20", "12"]
@@ -226,13 +226,13 @@ def test_a_run_that_did_not_end_says_how_far_it_came(tmp_path):
 
 
 def test_a_line_that_was_cut_off_is_no_line(tmp_path):
-    write_run(tmp_path / "a", (0.1, 0.5), nodes=[(10, 0, "accuracy", 0.5)])
-    for name, line in {"metrics": "20,global,test,accuracy,0.", "nodes": "20,0,acc"}.items():
+    write_run(tmp_path / "a", (0.1, 0.5), clients=[(10, 0, "accuracy", 0.5)])
+    for name, line in {"metrics": "20,global,test,accuracy,0.", "clients": "20,0,acc"}.items():
         with (tmp_path / "a" / f"{name}.csv").open("a") as file:
             file.write(line)
     (run,) = find([tmp_path])
     assert run.points("global", "test", "accuracy") == [(10, 0.5)]
-    assert run.last_of_nodes("accuracy") == {0: 0.5}
+    assert run.last_of_clients("accuracy") == {0: 0.5}
 
 
 def test_one_run_stands_in_every_table_that_names_it_and_counts_once(tmp_path):
@@ -308,7 +308,7 @@ def test_long_curves_are_thinned_and_reach_a_target_in_the_same_round(tmp_path, 
     monkeypatch.setattr(results, "MAX_POINTS", 5)
     accuracies = [0.1, 0.2, 0.1, 0.6, 0.3, 0.2, 0.25, 0.61, 0.3, 0.4, 0.5]
     run = read(
-        write_run(tmp_path / "a", accuracies, nodes=[(10, 0, "weight", 1), (10, 1, "weight", 3), (20, 0, "weight", 5)]), "a"
+        write_run(tmp_path / "a", accuracies, clients=[(10, 0, "weight", 1), (10, 1, "weight", 3), (20, 0, "weight", 5)]), "a"
     )
     results.keep([run], tmp_path / "results", "a")
     (stored,) = results.load(tmp_path / "results" / "a.csv")
@@ -320,12 +320,12 @@ def test_long_curves_are_thinned_and_reach_a_target_in_the_same_round(tmp_path, 
         assert next(t for t, value in stored.points("global", "test", "accuracy") if value >= target) == at
         assert tables.mib_until(stored, at) == tables.mib_until(run, at)
     assert stored.number("accuracy_top5_mean") == run.number("accuracy_top5_mean")  # of the whole curve
-    assert stored.mean_over_nodes("weight") == run.mean_over_nodes("weight") == [(10, 2.0), (20, 5.0)]
-    assert stored.last_of_nodes("weight") == {0: 5.0}
+    assert stored.mean_over_clients("weight") == run.mean_over_clients("weight") == [(10, 2.0), (20, 5.0)]
+    assert stored.last_of_clients("weight") == {0: 5.0}
 
 
 def test_what_is_kept_stays_whole_where_the_disk_is_full(tmp_path, monkeypatch):
-    run = read(write_run(tmp_path / "a", nodes=[(10, 0, "weight", 1)]), "a")
+    run = read(write_run(tmp_path / "a", clients=[(10, 0, "weight", 1)]), "a")
     results.keep([run], tmp_path / "results", "a")
     before = {path: path.read_bytes() for path in (tmp_path / "results").rglob("*.csv")}
     assert len(before) == 3
@@ -371,15 +371,15 @@ def test_names_of_results():
     assert pages.name_of(Path("/a/digits")) == "digits"
 
 
-def test_numbers_of_nodes_with_the_global_model(tmp_path):
-    run = read(write_run(tmp_path / "a", scope=("global", "nodes"), spread=(0.4, 0.3, 0.2, 0.1)), "a")
-    assert run.number("nodes_accuracy_best") == run.number("personal_accuracy_best") == 0.8
+def test_numbers_of_clients_with_the_global_model(tmp_path):
+    run = read(write_run(tmp_path / "a", scope=("global", "clients"), spread=(0.4, 0.3, 0.2, 0.1)), "a")
+    assert run.number("clients_accuracy_best") == run.number("personal_accuracy_best") == 0.8
     assert run.number("personal_accuracy_best_std") == 0.2
     assert run.summary["own_model"] is False
     assert math.isnan(run.number("accuracy_final"))
     own = read(write_run(tmp_path / "b", scope=("personal", "test")), "b")
     assert own.summary["own_model"] is True
-    assert math.isnan(own.number("nodes_accuracy_best"))
+    assert math.isnan(own.number("clients_accuracy_best"))
 
 
 def test_a_folder_may_be_named_twice(sweep):

@@ -109,7 +109,7 @@ def record(folder, accuracies=(0.1, 0.4, 0.6, 0.5), upto=None):
             recorder.participants(t, np.array([t % 6, 5]), 6)
             recorder.metric(t, "global", "system", "bytes_up", 100)
             recorder.metric(t, "global", "system", "failures", 1)
-            recorder.nodes(t, [3, 4], "weight", [1.0, 1 / 3])
+            recorder.clients(t, [3, 4], "weight", [1.0, 1 / 3])
             recorder.time(t, 0.25, 0.05)
         recorder.flush()
     return recorder
@@ -120,7 +120,7 @@ def test_files_hold_what_was_recorded_at_every_flush(tmp_path):
     rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
     assert rows[:2] == ["round,scope,split,metric,value", "0,global,test,accuracy,0.1"]
     assert "1,global,system,participants,2" in rows
-    assert (tmp_path / "run" / "nodes.csv").read_text().splitlines()[1:3] == [
+    assert (tmp_path / "run" / "clients.csv").read_text().splitlines()[1:3] == [
         "1,3,weight,1.0",
         "1,4,weight,0.3333333333333333",
     ]
@@ -211,12 +211,12 @@ def test_an_interrupted_run_leaves_everything_so_far(tmp_path):
 def test_names_with_commas_stay_one_cell(tmp_path):
     recorder = record(tmp_path / "run", accuracies=())
     recorder.metric(1, "global", "fit", 'mean, "raw"', 1.0)
-    recorder.nodes(1, [7], "a,b", [2.0])
+    recorder.clients(1, [7], "a,b", [2.0])
     recorder.close()
     with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
         assert list(csv.DictReader(file))[-1]["metric"] == 'mean, "raw"'
-    with (tmp_path / "run" / "nodes.csv").open(newline="") as file:
-        assert list(csv.DictReader(file))[-1] == {"round": "1", "node": "7", "metric": "a,b", "value": "2.0"}
+    with (tmp_path / "run" / "clients.csv").open(newline="") as file:
+        assert list(csv.DictReader(file))[-1] == {"round": "1", "client": "7", "metric": "a,b", "value": "2.0"}
 
 
 def test_a_run_that_ended_before_its_first_round_has_a_summary(tmp_path):
@@ -240,7 +240,7 @@ def test_unknown_scopes_are_refused(tmp_path):
         recorder.metric(1, "world", "test", "accuracy", 1.0)
 
 
-def test_participation_of_a_million_nodes_is_kept_small(tmp_path):
+def test_participation_of_a_million_clients_is_kept_small(tmp_path):
     (tmp_path / "run").mkdir()
     recorder = RunRecorder(tmp_path / "run", "")
     recorder.participants(1, np.arange(0, 1_000_000, 10_000), 1_000_000)
@@ -271,13 +271,13 @@ def ink(path):
     return float((pixels < 0.98).any(-1).mean())
 
 
-@pytest.mark.parametrize(("nodes", "classes"), [(1, 2), (10, 10), (1000, 200)])
-def test_figures_show_something(tmp_path, nodes, classes):
+@pytest.mark.parametrize(("clients", "classes"), [(1, 2), (10, 10), (1000, 200)])
+def test_figures_show_something(tmp_path, clients, classes):
     rng = np.random.default_rng(0)
-    figures.partition_figure(tmp_path / "p.png", rng.integers(0, 50, (nodes, classes)))
+    figures.partition_figure(tmp_path / "p.png", rng.integers(0, 50, (clients, classes)))
     assert ink(tmp_path / "p.png") > 0.2
-    shown = np.unique(np.linspace(0, nodes - 1, min(nodes, 200)).astype(int))
-    seen = [(nodes // 2, np.flatnonzero(rng.random(len(shown)) < 0.5)) for _ in range(900)]
+    shown = np.unique(np.linspace(0, clients - 1, min(clients, 200)).astype(int))
+    seen = [(clients // 2, np.flatnonzero(rng.random(len(shown)) < 0.5)) for _ in range(900)]
     figures.participation_figure(tmp_path / "a.png", seen, shown)
     assert ink(tmp_path / "a.png") > 0.1
     curve = [(t, t / 100) for t in range(100)]
@@ -343,14 +343,14 @@ def test_slow_rounds_have_a_rate(capsys, monkeypatch):
     assert all(0 < rate < 0.03 for rate in rates[1:])
 
 
-def test_node_values_keep_their_kind(tmp_path):
+def test_client_values_keep_their_kind(tmp_path):
     recorder = record(tmp_path / "run", accuracies=())
-    recorder.nodes(1, [3, 4], "steps", np.array([5, 6]))
-    recorder.nodes(1, np.array([3]), "loss", np.array([0.5], dtype=np.float32))
+    recorder.clients(1, [3, 4], "steps", np.array([5, 6]))
+    recorder.clients(1, np.array([3]), "loss", np.array([0.5], dtype=np.float32))
     with pytest.raises(ValueError, match="zip"):
-        recorder.nodes(1, [3, 4], "loss", [0.5])
+        recorder.clients(1, [3, 4], "loss", [0.5])
     recorder.close()
-    assert (tmp_path / "run" / "nodes.csv").read_text().splitlines()[1:] == ["1,3,steps,5", "1,4,steps,6", "1,3,loss,0.5"]
+    assert (tmp_path / "run" / "clients.csv").read_text().splitlines()[1:] == ["1,3,steps,5", "1,4,steps,6", "1,3,loss,0.5"]
 
 
 def test_flower_stays_quiet_whatever_its_import_does():

@@ -115,9 +115,9 @@ def test_files_that_pages_name_are_there():
 
 def test_a_file_that_is_not_there_is_noticed():
     text = (
-        "see `clients/node/app.py`, [this](contrafed/analysis/) and clients/NAME.py, not https://x.org/clients/ or my/models/"
+        "see `clients/client/app.py`, [this](contrafed/analysis/) and clients/NAME.py, not https://x.org/clients/ or my/models/"
     )
-    assert named_places(text) == {"clients/node/app.py", "contrafed/analysis"}
+    assert named_places(text) == {"clients/client/app.py", "contrafed/analysis"}
 
 
 def test_no_text_refers_to_a_numbered_section_of_methods():
@@ -166,11 +166,11 @@ def test_the_containers_are_a_superlink_and_three_supernodes():
     found = services()
     assert set(found) == {"superlink", "supernode-0", "supernode-1", "supernode-2"}
     for k in range(3):
-        node = found[f"supernode-{k}"]
-        assert node["command"][0] == "flower-supernode"
-        assert node["command"][-1] == f'partition-id={k} state-dir="/state"'
-        assert node["depends_on"] == {"superlink": {"condition": "service_healthy"}}
-        assert node["volumes"] == [f"supernode-{k}:/state"]
+        client = found[f"supernode-{k}"]
+        assert client["command"][0] == "flower-supernode"
+        assert client["command"][-1] == f'partition-id={k} state-dir="/state"'
+        assert client["depends_on"] == {"superlink": {"condition": "service_healthy"}}
+        assert client["volumes"] == [f"supernode-{k}:/state"]
     assert found["superlink"]["command"][0] == "flower-superlink"
     assert found["superlink"]["ports"] == ["127.0.0.1:8000:8000"]
     declared = yaml.safe_load(text_of("compose.yaml"))["volumes"]
@@ -195,7 +195,7 @@ def test_the_commands_of_the_containers_make_a_federation(tmp_path):
         one.operator = one.environment("operator")
         connection = f'[superlink]\ndefault = "mine"\n[superlink.mine]\naddress = "127.0.0.1:{one.link}"\ninsecure = true\n'
         (tmp_path / "operator-home" / "config.toml").write_text(connection)
-        small = "strategy=pmfl num_nodes=3 num_rounds=1 participation=full model=mlp model.hidden=[12]"
+        small = "strategy=pmfl num_clients=3 num_rounds=1 participation=full model=mlp model.hidden=[12]"
         with one.running(f"{small} output_dir={tmp_path}/runs/a"):
             summary = wait_for_summary(tmp_path / "runs" / "a")
     finally:

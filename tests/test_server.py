@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
-from rig import Scalar, Schedule, close, config_of, digits_run, run_strategy, same, scalar_workspace, strategy_settings
+from helpers import Scalar, Schedule, close, config_of, digits_run, run_strategy, same, scalar_workspace, strategy_settings
 
 from contrafed.clients.fedavg import FedAvgClient
 from contrafed.config.run_config import server_of
@@ -41,7 +41,7 @@ def test_models_and_deltas_are_answered_whichever_was_sent():
 def test_a_change_of_nothing_received_is_no_change():
     reply = Reply(0, {"model/a": torch.ones(1)}, 1, {}, {"cloud/a": torch.ones(1)})
     assert reply.get_tensors("model")["a"] is reply.tensors["model/a"]
-    with pytest.raises(ValueError, match="delta/a is not known: the node sends model/a but received no model"):
+    with pytest.raises(ValueError, match="delta/a is not known: the client sends model/a but received no model"):
         reply.get_tensors("delta")
     assert Reply(0, {"proto/mean": torch.ones(1)}, 1, {}).get_tensors("model") == {}  # a method that sends no model
 
@@ -51,7 +51,7 @@ class SendsChanges(FedAvgClient):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_deltas_are_bit_for_bit_what_nodes_would_have_sent(dtype):
+def test_deltas_are_bit_for_bit_what_clients_would_have_sent(dtype):
     def changes(client_class):
         found = []
 
@@ -60,7 +60,7 @@ def test_deltas_are_bit_for_bit_what_nodes_would_have_sent(dtype):
                 found.extend(replies.deltas())
                 return super().aggregate(model, replies)
 
-        digits_run("fedavg", 1, nodes=3, dtype=dtype, client_class=client_class, rule=Rule)
+        digits_run("fedavg", 1, clients=3, dtype=dtype, client_class=client_class, rule=Rule)
         return found
 
     made, sent = changes(FedAvgClient), changes(SendsChanges)
@@ -75,10 +75,10 @@ def test_deltas_are_bit_for_bit_what_nodes_would_have_sent(dtype):
 def stub(settings, sizes):
     """Return a strategy for a model of one number w, without clients."""
     rule = server_of(settings)
-    client = SimpleNamespace(messages=lambda model, config: ({"model/w": (1,)}, {}), is_personal=lambda config: False)
+    client = SimpleNamespace(message_spec=lambda model, config: ({"model/w": (1,)}, {}), is_personal=lambda config: False)
     population = Population(np.array(sizes), np.arange(1000, 1000 + len(sizes)))
     return strategy_class_of(rule)(
-        rule.config, client_class=client, node_config=None, model=torch.nn.Module(), population=population,
+        rule.config, client_class=client, client_config=None, model=torch.nn.Module(), population=population,
         participation=Schedule([]), settings="", num_rounds=1, seed=0,
     )  # fmt: skip
 
@@ -100,9 +100,9 @@ class Shifted(FedAvg):
     def setup(self):
         self.models, self.deltas = [], []  # of the last round
 
-    def download(self, model, node, judging):
-        shift = (10 if judging else 1) * node + 1
-        return {"model/classifier.w": model["classifier.w"] + shift} if node else None
+    def per_client_broadcast(self, model, client, evaluating):
+        shift = (10 if evaluating else 1) * client + 1
+        return {"model/classifier.w": model["classifier.w"] + shift} if client else None
 
     def aggregate(self, model, replies):
         self.models, self.deltas = replies.models(), replies.deltas()
@@ -112,7 +112,7 @@ class Shifted(FedAvg):
 def scalar_run(rule, rounds, **changes):
     strategy = strategy_settings("fedavg")
     strategy["local"] |= {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1} | changes
-    settings = config_of("num_nodes=3") | {"strategy": strategy}
+    settings = config_of("num_clients=3") | {"strategy": strategy}
     grids = []
 
     def wrap(grid):
@@ -124,7 +124,7 @@ def scalar_run(rule, rounds, **changes):
     return models, made, grids[0]
 
 
-def test_what_a_node_alone_receives_is_what_it_trains_from_and_what_its_change_is_of():
+def test_what_a_client_alone_receives_is_what_it_trains_from_and_what_its_change_is_of():
     """Two exact steps of 0.1 from w towards a: a + 0.81 (w - a); a = (0, 6, 3), w = (2, 4, 5)."""
     models, rule, grid = scalar_run(Shifted, [[0, 1, 2]])
     assert [float(m["classifier.w"]) for m in rule.models] == pytest.approx([1.62, 4.38, 4.62])
@@ -134,10 +134,10 @@ def test_what_a_node_alone_receives_is_what_it_trains_from_and_what_its_change_i
     assert [float(codec.from_record(record)["model/classifier.w"]) for record in records] == [2, 4, 5]
 
 
-def test_what_a_node_alone_receives_reaches_it_in_evaluation_too():
+def test_what_a_client_alone_receives_reaches_it_in_evaluation_too():
     _, rule, _ = scalar_run(Shifted, [[0]])
     arrays = codec.to_record({"classifier.w": torch.tensor([2.0], dtype=torch.float64)})
-    asked = rule.configure_evaluate(2, arrays, ConfigRecord({"nodes": [0, 1, 2]}), None)
+    asked = rule.configure_evaluate(2, arrays, ConfigRecord({"clients": [0, 1, 2]}), None)
     found = [codec.from_record(message.content["arrays"])["model/classifier.w"] for message in asked]
     assert [float(value) for value in found] == [2, 13, 23]
     assert asked[0].content["arrays"] is not asked[1].content["arrays"]
@@ -157,9 +157,9 @@ def test_what_a_node_alone_receives_reaches_it_in_evaluation_too():
         ("pmfl", {"history_size": 0, "adaptive_weights": False}),
     ],
 )
-def test_rules_over_changes_are_fedavg_where_all_take_part_and_nodes_are_unequal(rule, neutral, weights):
-    fedavg, _ = digits_run("moon", 2, nodes=5, weights=weights)
-    models, _ = digits_run("moon", 2, nodes=5, server=rule, weights=weights, **neutral)
+def test_rules_over_changes_are_fedavg_where_all_take_part_and_clients_are_unequal(rule, neutral, weights):
+    fedavg, _ = digits_run("moon", 2, clients=5, weights=weights)
+    models, _ = digits_run("moon", 2, clients=5, server=rule, weights=weights, **neutral)
     close(models[-1], fedavg[-1], 1e-12)
 
 
@@ -183,12 +183,12 @@ def test_weights_by_absence_and_by_samples_multiply(rule, before, weights, expec
 
 @pytest.mark.parametrize("name", ["fedper", "fedrep", "lgfedavg"])
 def test_rules_over_changes_move_what_travels_and_nothing_else(name):
-    reference, _ = digits_run(name, 2, nodes=4)
+    reference, _ = digits_run(name, 2, clients=4)
     for server, changes in (("pmfl", {"history_size": 0}), ("fedau", {}), ("pmfl", {})):
-        models, rule = digits_run(name, 2, nodes=4, server=server, weights="samples", **changes)
-        assert 0 < len(rule.travelling) < len(models[0])
+        models, rule = digits_run(name, 2, clients=4, server=server, weights="samples", **changes)
+        assert 0 < len(rule.shared_names) < len(models[0])
         for n, value in models[-1].items():
-            assert torch.equal(value, models[0][n]) == (n not in rule.travelling), n
+            assert torch.equal(value, models[0][n]) == (n not in rule.shared_names), n
         if changes or server == "fedau":
             close(models[-1], reference[-1], 1e-12)
 
@@ -208,7 +208,7 @@ def test_a_rule_chooses_once_a_round_and_knows_the_run():
     assert asked == [1, 2, 3]
     assert [len(messages) for messages in grid.sent] == [2, 0, 1]
     assert rule.round.participants.tolist() == [1]
-    assert (rule.seed, rule.num_rounds, rule.population.num_nodes) == (0, 3, 3)
+    assert (rule.seed, rule.num_rounds, rule.population.num_clients) == (0, 3, 3)
     assert [rule.rate(t) for t in (1, 2, 3)] == pytest.approx([0.1, 0.05, 0.025])
 
 
@@ -221,13 +221,13 @@ def test_a_round_without_a_reply_is_an_idle_rules_business(idle, called):
             found.append(len(replies))
             return super().aggregate(model, replies)
 
-    Counts.idle = idle
+    Counts.aggregates_empty_rounds = idle
     models, _, _ = scalar_run(Counts, [[0, 1], [], [2], []])
     assert found == called
     assert [same(one, other) for one, other in pairwise(models)] == [False, True, False, True]
 
 
-def test_a_rules_own_metrics_are_logged_beside_the_nodes():
+def test_a_rules_own_metrics_are_logged_beside_the_clients():
     class Reports(FedAvg):
         def aggregate(self, model, replies):
             self.round.metrics["step"] = 0.5
@@ -250,8 +250,8 @@ def test_a_rules_own_metrics_are_logged_beside_the_nodes():
     ],
 )
 def test_whether_there_are_personal_models_and_a_global_one(name, changes, personal, whole):
-    _, rule = digits_run(name, 1, nodes=2, **changes)
-    assert (rule.personal, rule.whole) == (personal, whole)
+    _, rule = digits_run(name, 1, clients=2, **changes)
+    assert (rule.personal, rule.has_global_model) == (personal, whole)
 
 
 # ------------------------------------------------------------------------------------------------------------------- scores
@@ -262,7 +262,7 @@ def score_replies(rows, last=1):
     identify()
     rule = stub(strategy_settings("fedavg"), [1] * len(rows))
     asked = rule.configure_evaluate(
-        last, codec.to_record({"w": torch.ones(1)}), ConfigRecord({"nodes": list(range(len(rows)))}), None
+        last, codec.to_record({"w": torch.ones(1)}), ConfigRecord({"clients": list(range(len(rows)))}), None
     )
     replies = []
     for i, (message, row) in enumerate(zip(asked, rows, strict=True)):
@@ -272,7 +272,7 @@ def score_replies(rows, last=1):
     return rule.round
 
 
-def test_other_judged_models_are_reported_under_their_names():
+def test_other_evaluated_models_are_reported_under_their_names():
     """Accuracies 1/2 and 1 of 1 and 3 examples are 0.875 by examples. The tuned ones, 0 and 1, are 0.75."""
     done = score_replies(
         [
@@ -281,11 +281,11 @@ def test_other_judged_models_are_reported_under_their_names():
         ]
     )
     assert not done.rejected
-    found = done.node_evaluation
+    found = done.client_evaluation
     assert (found["accuracy"], found["loss"], found["accuracy_mean"], found["accuracy_std"]) == (0.875, 1.25, 0.75, 0.25)
     assert (found["tuned/accuracy"], found["tuned/loss"], found["tuned/accuracy_mean"]) == (0.75, 5.0, 0.5)
-    assert done.node_metrics["accuracy"][1].tolist() == [0.5, 1.0]
-    assert done.node_metrics["tuned/accuracy"][1].tolist() == [0.0, 1.0]
+    assert done.client_metrics["accuracy"][1].tolist() == [0.5, 1.0]
+    assert done.client_metrics["tuned/accuracy"][1].tolist() == [0.0, 1.0]
 
 
 def rows_of(folder):
@@ -295,7 +295,7 @@ def rows_of(folder):
     return {(row["scope"], row["split"], row["metric"]): float(row["value"]) for row in rows}
 
 
-TINY_RUN = ("engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "partition.test_fraction=0.2")
+TINY_RUN = ("engine=local", "num_clients=4", "num_rounds=2", "eval_every=1", "model=mlp", "partition.test_fraction=0.2")
 
 
 def test_personal_models_are_reported_beside_a_whole_global_one(tmp_path):
@@ -303,26 +303,26 @@ def test_personal_models_are_reported_beside_a_whole_global_one(tmp_path):
     assert {("global", "test", "accuracy"), ("personal", "test", "accuracy")} <= rows_of(tmp_path / "run").keys()
 
 
-def test_another_judged_model_comes_through_a_run(tmp_path, monkeypatch):
-    def judged(self, stack):
+def test_another_evaluated_model_comes_through_a_run(tmp_path, monkeypatch):
+    def eval_models(self, stack):
         return {"model": stack.params, "zero": {name: torch.zeros_like(value) for name, value in stack.params.items()}}
 
-    run(config_of("strategy=fedavg", *TINY_RUN, "eval_nodes=true", f"output_dir={tmp_path}/plain"))
-    monkeypatch.setattr(FedAvgClient, "judged", judged)
-    run(config_of("strategy=fedavg", *TINY_RUN, "eval_nodes=true", f"output_dir={tmp_path}/both"))
+    run(config_of("strategy=fedavg", *TINY_RUN, "eval_clients=true", f"output_dir={tmp_path}/plain"))
+    monkeypatch.setattr(FedAvgClient, "eval_models", eval_models)
+    run(config_of("strategy=fedavg", *TINY_RUN, "eval_clients=true", f"output_dir={tmp_path}/both"))
     plain, both = rows_of(tmp_path / "plain"), rows_of(tmp_path / "both")
     assert both | plain == both  # what counts is what it was
     # Scores of zero everywhere: class 0.
-    assert 0 <= both["global", "nodes", "zero/accuracy"] < both["global", "nodes", "accuracy"]
+    assert 0 <= both["global", "clients", "zero/accuracy"] < both["global", "clients", "accuracy"]
 
 
-def test_a_model_that_only_some_nodes_judge_is_averaged_over_these():
+def test_a_model_that_only_some_clients_evaluate_is_averaged_over_these():
     extra = {"tuned/accuracy": 0.5, "tuned/loss": 1.0}
     done = score_replies(
         [{"accuracy": 0.0, "loss": 2.0, "num-examples": 1}, {"accuracy": 1.0, "loss": 0.0, "num-examples": 1} | extra]
     )
-    assert (done.node_evaluation["accuracy"], done.node_evaluation["tuned/accuracy"]) == (0.5, 0.5)
-    assert done.node_metrics["tuned/accuracy"][0].tolist() == [1]
+    assert (done.client_evaluation["accuracy"], done.client_evaluation["tuned/accuracy"]) == (0.5, 0.5)
+    assert done.client_metrics["tuned/accuracy"][0].tolist() == [1]
 
 
 @pytest.mark.parametrize(
@@ -338,5 +338,5 @@ def test_a_score_that_lacks_a_number_does_not_count(wrong):
     good = {"accuracy": 1.0, "loss": 1.0, "num-examples": 2}
     done = score_replies([good, good | {"accuracy": 0.0} | wrong])
     assert dict(done.rejected) == {"evaluation malformed": 1}
-    assert done.node_evaluation["accuracy"] == 1
-    assert "tuned/accuracy" not in done.node_evaluation
+    assert done.client_evaluation["accuracy"] == 1
+    assert "tuned/accuracy" not in done.client_evaluation

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rig import METHODS, Schedule, build_received, close, config_of, digits_run, run_strategy, sized_workspace, workspace_of
+from helpers import METHODS, Schedule, build_received, close, config_of, digits_run, run_strategy, sized_workspace, workspace_of
 
 
 @pytest.mark.parametrize("local", [{}, {"iterations": None, "epochs": 2, "batch_size": 7}], ids=["own", "epochs"])
@@ -12,9 +12,9 @@ from rig import METHODS, Schedule, build_received, close, config_of, digits_run,
 def test_stacked_equals_one_by_one(name, local):
     """Clients of unequal size: with epochs they leave the stack at different steps and have short batches."""
     schedule = [[0, 1, 2, 3], [1, 3, 4, 5], [0, 1, 6, 7]]
-    alone, _ = digits_run(name, 3, nodes=40, schedule=schedule, local=local)
+    alone, _ = digits_run(name, 3, clients=40, schedule=schedule, local=local)
     for size in (2, 4):
-        stacked, _ = digits_run(name, 3, nodes=40, schedule=schedule, local=local, stack_size=size)
+        stacked, _ = digits_run(name, 3, clients=40, schedule=schedule, local=local, stack_size=size)
         close(stacked[-1], alone[-1])
 
 
@@ -23,7 +23,7 @@ def test_stacked_equals_one_by_one(name, local):
 )
 def test_stacked_equals_one_by_one_with_every_optimiser(changes):
     local = {"iterations": None, "epochs": 1, "batch_size": 7, **changes}
-    few = {"nodes": 40, "schedule": [range(8)] * 2}
+    few = {"clients": 40, "schedule": [range(8)] * 2}
     alone, _ = digits_run("pmfl", 2, local=local, **few)
     stacked, _ = digits_run("pmfl", 2, local=local, stack_size=8, **few)
     close(stacked[-1], alone[-1])
@@ -34,13 +34,13 @@ def test_kept_optimisers_stack(name):
     """Clients in their first round share a stack with others that have state, and their numbers of steps differ."""
     local = {"iterations": None, "epochs": 1, "batch_size": 7, "optimizer": "adam", "lr": 0.01, "keep_optimizer": True}
     schedule = [[0, 1, 2], [1, 3, 4, 5], [0, 1, 6, 5]]
-    alone, _ = digits_run(name, 3, nodes=40, schedule=schedule, local=local)
-    stacked, _ = digits_run(name, 3, nodes=40, schedule=schedule, local=local, stack_size=4)
+    alone, _ = digits_run(name, 3, clients=40, schedule=schedule, local=local)
+    stacked, _ = digits_run(name, 3, clients=40, schedule=schedule, local=local, stack_size=4)
     close(stacked[-1], alone[-1])
 
 
-def test_stacked_dropout_sees_the_masks_that_each_node_alone_sees():
-    config = config_of("strategy=fedavg", "num_nodes=40", "model=cnn", "model.hidden=16", "model.dropout=0.3")
+def test_stacked_dropout_sees_the_masks_that_each_client_alone_sees():
+    config = config_of("strategy=fedavg", "num_clients=40", "model=cnn", "model.hidden=16", "model.dropout=0.3")
     config["strategy"]["local"] |= {"iterations": None, "epochs": 1, "batch_size": 9}
 
     def train_model(stack_size):
@@ -59,19 +59,19 @@ def test_stacked_dropout_sees_the_masks_that_each_node_alone_sees():
 
 def together_and_alone(workspace, kind, rounds=2):
     """Compare the uploads, states and reports of a stack of all clients with those of each alone. No stack is retried."""
-    nodes = range(len(workspace.federation.partition.sizes))
+    clients = range(len(workspace.federation.partition.sizes))
     received = build_received(workspace)
-    stack, lone = kind(workspace, nodes), [kind(workspace, [node]) for node in nodes]
+    stack, lone = kind(workspace, clients), [kind(workspace, [client]) for client in clients]
     for server_round in range(1, rounds + 1):
-        found = stack.update([received] * len(nodes), server_round)
+        found = stack.update([received] * len(clients), server_round)
         for client, one in zip(lone, found, strict=True):
             (own,) = client.update([received], server_round)
             close(one.tensors, own.tensors)
-            close(one.memory, own.memory)
+            close(one.client_state, own.client_state)
             assert one.metrics == pytest.approx(own.metrics, rel=1e-9)
             assert one.num_examples == own.num_examples
-            client.memories = [own.memory]
-        stack.memories = [update.memory for update in found]
+            client.client_states = [own.client_state]
+        stack.client_states = [update.client_state for update in found]
 
 
 @pytest.mark.parametrize("keep", [False, True], ids=["anew", "kept"])
@@ -81,37 +81,40 @@ def test_a_phase_whose_steps_are_in_another_order_than_the_stacks(turned, keep):
     local = {"iterations": None, "epochs": 1, "batch_size": 4, "momentum": 0.9, "keep_optimizer": keep}
     workspace = sized_workspace("fedavg", [20, 11], local=local)
     by_share = replace(workspace.config.local, batch_size=0.06)
-    assert [[work.steps(n) for n in (20, 11)] for work in (by_share, workspace.config.local)] == [[10, 11], [5, 3]]
+    assert [[local_training.steps(n) for n in (20, 11)] for local_training in (by_share, workspace.config.local)] == [
+        [10, 11],
+        [5, 3],
+    ]
 
     class Phases(workspace.client_class):
-        def local_work(self, stack):
+        def local_update(self, stack):
             phases = [(by_share, "by share"), (self.config.local, "batches")]
-            for work, purpose in reversed(phases) if turned else phases:
-                self.train(stack, work=work, purpose=purpose)
-            return self.sent(stack)
+            for local_training, purpose in reversed(phases) if turned else phases:
+                self.train(stack, local_training=local_training, purpose=purpose)
+            return self.make_upload(stack)
 
-        def work_of(self, examples):
-            return by_share.steps(examples) + super().work_of(examples)
+        def num_local_steps(self, examples):
+            return by_share.steps(examples) + super().num_local_steps(examples)
 
     together_and_alone(workspace, Phases)
 
 
-def test_memory_written_in_such_a_phase_stays_with_its_node():
+def test_memory_written_in_such_a_phase_stays_with_its_client():
     workspace = sized_workspace("fedavg", [20, 11], local={"iterations": None, "epochs": 1, "batch_size": 4})
     by_share = replace(workspace.config.local, batch_size=0.06)
 
     class Counts(workspace.client_class):
-        def fresh_memory(self, received):
+        def init_client_state(self, received):
             return {"seen": torch.zeros((), dtype=torch.float64), "last": torch.zeros((), dtype=torch.float64)}
 
-        def local_work(self, stack):
+        def local_update(self, stack):
             self.train(stack)  # by 5 and 3 steps: the stack's order
-            self.train(stack, work=by_share, purpose="by share", each_step=self._count)  # by 10 and 11
-            return self.sent(stack)
+            self.train(stack, local_training=by_share, purpose="by share", before_step=self._count)  # by 10 and 11
+            return self.make_upload(stack)
 
         def _count(self, now):
-            now.stack.memory["seen"] += now.batch.mask.sum(1) * (1 + now.number)
-            now.stack.memory["last"].copy_(now.stack.memory["seen"] * len(now.stack.nodes) / len(now.stack))
+            now.stack.state["seen"] += now.batch.mask.sum(1) * (1 + now.number)
+            now.stack.state["last"].copy_(now.stack.state["seen"] * len(now.stack.clients) / len(now.stack))
             return {}
 
     together_and_alone(workspace, Counts)
@@ -144,11 +147,11 @@ def test_local_work_done_again_in_batches_of_another_width(name, widths):
     workspace = sized_workspace(name, [20, 11, 1], local=first)
 
     class Again(workspace.client_class):
-        def local_work(self, stack):
-            super().local_work(stack)
+        def local_update(self, stack):
+            super().local_update(stack)
             self.config = replace(self.config, local=replace(self.config.local, **second))
             try:
-                return super().local_work(stack)
+                return super().local_update(stack)
             finally:
                 self.config = self.workspace.config
 

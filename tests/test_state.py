@@ -16,7 +16,7 @@ def test_state_survives_packing():
         "scalar": np.float64(2.5).item(),
         "nested": {"list": [{"w": torch.ones(2)}, {"w": torch.zeros(2)}], "none": None, "text": np.str_("a/b")},
         "empty": {"list": [], "dict": {}},
-        "by node": {3: {"w": torch.full((2,), 3.0)}, 10: {"w": torch.zeros(2)}, "3": 5, np.int64(4): 1},
+        "by client": {3: {"w": torch.full((2,), 3.0)}, 10: {"w": torch.zeros(2)}, "3": 5, np.int64(4): 1},
         "a": {"b": torch.ones(1)},
         "a/b": torch.zeros(1),
     }
@@ -29,9 +29,9 @@ def test_state_survives_packing():
     assert again["nested"]["list"][0]["w"].tolist() == [1, 1]
     assert (again["scalar"], again["nested"]["none"], again["nested"]["text"]) == (2.5, None, "a/b")
     assert again["empty"] == {"list": [], "dict": {}}
-    assert list(again["by node"]) == [3, 10, "3", 4]
-    assert all(type(key) is int for key in again["by node"] if key != "3")
-    assert (again["by node"][3]["w"].tolist(), again["by node"]["3"]) == ([3, 3], 5)
+    assert list(again["by client"]) == [3, 10, "3", 4]
+    assert all(type(key) is int for key in again["by client"] if key != "3")
+    assert (again["by client"][3]["w"].tolist(), again["by client"]["3"]) == ([3, 3], 5)
     assert (again["a"]["b"].tolist(), again["a/b"].tolist()) == ([1], [0])
     with pytest.raises(TypeError, match="cannot hold object"):
         checkpoint.pack({"x": object()}, "state", {})

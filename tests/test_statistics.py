@@ -30,7 +30,7 @@ def test_over_seeds_is_the_sample_deviation():
     assert all(math.isnan(value) for value in over_seeds([]))
 
 
-def test_over_nodes_is_the_population_deviation_of_the_best_round():
+def test_over_clients_is_the_population_deviation_of_the_best_round():
     # Clients with (correct, total) of (9, 10), (30, 90): micro 0.39, std 0.2833. A later round is worse.
     accuracies = np.array([9 / 10, 30 / 90])
     curves = {

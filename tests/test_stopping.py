@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import config_of
 from reported import write_run
-from rig import config_of
 from safetensors.torch import load_file
 from tiny import TINY_RUN
 
@@ -79,12 +79,12 @@ def test_a_target_beyond_reach_is_said_to_be(tmp_path):
     assert "stopped_by" not in summary
 
 
-def test_a_run_that_is_judged_by_nodes_never_ends_by_the_servers_score():
+def test_a_run_that_is_evaluated_by_clients_never_ends_by_the_servers_score():
     """Without a client's reply the round has no score."""
-    done = Round(4, np.arange(2), evaluation={"test/accuracy": 0.9}, judging=True)
+    done = Round(4, np.arange(2), evaluation={"test/accuracy": 0.9}, evaluating=True)
     assert select_shown_scores(done, True) == ("personal", {})
     assert select_shown_scores(done, False) == ("global", {"accuracy": 0.9})
-    done.node_evaluation = {"accuracy": 0.5}
+    done.client_evaluation = {"accuracy": 0.5}
     assert select_shown_scores(done, True) == ("personal", {"accuracy": 0.5})
     assert (
         select_shown_scores(Round(4, np.arange(2), evaluation={"test/accuracy": 0.9}), True)[0] == "global"
@@ -124,7 +124,7 @@ def test_a_run_without_progress_ends_by_patience_also_resumed(tmp_path, capsys):
     assert (onward["rounds"], "stopped_by" in onward) == (6, False)
 
 
-def test_the_last_round_of_a_run_that_ended_early_is_judged_as_the_last(tmp_path):
+def test_the_last_round_of_a_run_that_ended_early_is_evaluated_as_the_last(tmp_path):
     """FedAvg+FT tunes before the last evaluation, and every client saves its model."""
     tuned = [*SIX_ROUNDS, "strategy=fedavg_ft", NO_LEARNING, "early_stop=2", "save_personal=true", f"output_dir={tmp_path}/run"]
     tuned.remove("strategy=fedavg")
@@ -160,8 +160,8 @@ def test_a_callback_gets_every_round_and_may_end_the_run(whole, tmp_path):
 
 @pytest.mark.parametrize("ends", ["early_stop=1", "target_accuracy=0.5"])
 def test_what_never_could_end_a_run_is_refused(tmp_path, ends):
-    asked = ("strategy=fedper", "eval_nodes=false", ends, f"output_dir={tmp_path}/run")
-    said = f"^{ends.partition('=')[0]}: eval_nodes=false leaves no model to score, so there is no accuracy to look at$"
+    asked = ("strategy=fedper", "eval_clients=false", ends, f"output_dir={tmp_path}/run")
+    said = f"^{ends.partition('=')[0]}: eval_clients=false leaves no model to score, so there is no accuracy to look at$"
     with pytest.raises(UserError, match=said):
         run(config_of(*(override for override in SIX_ROUNDS if override != "strategy=fedavg"), *asked))
     assert not (tmp_path / "run").exists()

@@ -4,8 +4,8 @@ import csv
 import time
 
 import pytest
+from helpers import check_overrides, checked_jobs
 from omegaconf import OmegaConf
-from rig import check_overrides, checked_jobs
 
 from contrafed.config.compose import compose_job, expand_jobs, read_grid, take_shard
 from contrafed.config.overrides import rename_arguments
@@ -25,7 +25,7 @@ grid:
 where:
   dataset=mnist: {num_rounds: 5}
   dataset=mnist model=mlp: {model.hidden: [6]}
-  scale=small: {num_nodes: 4}
+  scale=small: {num_clients: 4}
   strategy=pmfl: {strategy.history_size: 5}
 published: {paper: own, method: pmfl}
 """
@@ -91,7 +91,12 @@ def test_a_choice_keeps_the_cases_that_leave_it_as_it_is():
 def test_cases_and_conditions_set_what_the_command_line_does_not(folder):
     def compose_table(*overrides):
         config = OmegaConf.to_container(compose_job([TABLE, *overrides], folder), resolve=True)
-        return config, (config["num_rounds"], config["num_nodes"], config["model"]["name"], config["strategy"]["history_size"])
+        return config, (
+            config["num_rounds"],
+            config["num_clients"],
+            config["model"]["name"],
+            config["strategy"]["history_size"],
+        )
 
     assert compose_table("variant=full")[1] == (300, 50, "cnn_pmfl", 5)
     config, values = compose_table("variant=flat", "dataset=mnist", "scale=small", "strategy.history_size=2")

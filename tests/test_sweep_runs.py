@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from helpers import check_overrides, config_of
 from omegaconf import OmegaConf
-from rig import check_overrides, config_of
 
 from contrafed.command import INTERRUPTED_STATUS
 from contrafed.config.compose import Job, expand_jobs
@@ -33,7 +33,7 @@ def call_command(call_command, monkeypatch, tmp_path):
     return call
 
 
-QUICK_RUN = ("engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]")
+QUICK_RUN = ("engine=local", "num_clients=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]")
 DIGITS_SWEEP = ("-m", "experiment=digits", *QUICK_RUN, "participation=uniform", "strategy=fedavg")
 
 
@@ -135,7 +135,7 @@ def test_cells_that_a_scale_makes_alike_are_jobs_of_their_own():
 
 
 def test_a_job_that_is_shortened_stands_beside_the_cell_of_its_case():
-    job = ["experiment=mpfedcon/table2", "nodes=m100", "rounds=t200", "method=fedrep", "num_rounds=60"]
+    job = ["experiment=mpfedcon/table2", "clients=m100", "rounds=t200", "method=fedrep", "num_rounds=60"]
     composed = check_overrides(*job).composed
     assert composed["published"]["setting"] == "clients=100 classes=5 m=100 T=200"
     assert (composed["num_rounds"], composed["changed"]) == (60, ["num_rounds=60"])
@@ -144,11 +144,11 @@ def test_a_job_that_is_shortened_stands_beside_the_cell_of_its_case():
 def test_the_time_to_go_is_by_method_data_and_rounds_that_are_left(tmp_path, monkeypatch):
     def of(name, rounds, dataset="digits"):
         choice = lambda name: SimpleNamespace(name=name)  # noqa: E731
-        node = SimpleNamespace(strategy=choice(name), dataset=choice(dataset))
-        return Left(Job(0, [], name, "table", None), SimpleNamespace(num_rounds=rounds, node=node), tmp_path)
+        client = SimpleNamespace(strategy=choice(name), dataset=choice(dataset))
+        return Left(Job(0, [], name, "table", None), SimpleNamespace(num_rounds=rounds, client=client), tmp_path)
 
     jobs = ContrafedSweeper()
-    monkeypatch.setattr(jobs, "_find_past", lambda each: tmp_path / each.run.node.strategy.name)
+    monkeypatch.setattr(jobs, "_find_past", lambda each: tmp_path / each.run.client.strategy.name)
     (tmp_path / "moon" / "checkpoints" / "000900").mkdir(parents=True)
     assert jobs._estimate_time([of("pmfl", 1000)]) == ""
     jobs._add_finished(Path("a"), {"seconds_per_round": 6.0}, of("pmfl", 10).run)
@@ -219,10 +219,10 @@ def test_what_is_left_of_a_sweep_of_no_experiment_is_done_by_resume(call_command
 
 
 def test_a_failing_job_does_not_end_a_sweep(call_command):
-    done = call_command(*DIGITS_SWEEP, "partition=pathological", "partition.classes_per_node=3,20,4", "seed=0")
+    done = call_command(*DIGITS_SWEEP, "partition=pathological", "partition.classes_per_client=3,20,4", "seed=0")
     assert done.status == 2
-    assert list_finished("outputs/digits") == [f"fedavg-uniform-seed=0-classes_per_node={n}" for n in (3, 4)]
-    assert not Path("outputs/digits/fedavg-uniform-seed=0-classes_per_node=20").exists()
+    assert list_finished("outputs/digits") == [f"fedavg-uniform-seed=0-classes_per_client={n}" for n in (3, 4)]
+    assert not Path("outputs/digits/fedavg-uniform-seed=0-classes_per_client=20").exists()
     assert "2 of 3 jobs finished, 1 failed" in done.out
     assert "1 job(s) failed: experiment=digits" in done.err
 

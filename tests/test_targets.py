@@ -25,10 +25,12 @@ def test_rounds_are_counted_to_fedavgs_last_in_the_same_setting(tmp_path):
     """
     for pattern, last in (("full", 0.7), ("cyclic", 0.4)):
         here = {"participation": {"name": pattern}}
-        write_run(tmp_path / f"fedavg-{pattern}", (0.1, 0.3, last), **here, judge="received")
+        write_run(tmp_path / f"fedavg-{pattern}", (0.1, 0.3, last), **here, evaluate_after="download")
         for weight in (1, 2):
             strategy = {**method("moon")["strategy"], "contrast_weight": weight}
-            write_run(tmp_path / f"moon-{pattern}-{weight}", (0.1, 0.5, 0.6), strategy=strategy, **here, judge="post_train")
+            write_run(
+                tmp_path / f"moon-{pattern}-{weight}", (0.1, 0.5, 0.6), strategy=strategy, **here, evaluate="after_training"
+            )
     write_run(tmp_path / "alone", participation={"name": "uniform"}, **method("moon"))
     found = targets(tmp_path, "method", "participation", "contrast_weight")
     assert found["fedavg", "full", "-"] == ("70.00", "20", "12")
@@ -41,9 +43,9 @@ def test_rounds_are_counted_to_fedavgs_last_in_the_same_setting(tmp_path):
 
 def test_fedavg_stands_beside_a_method_with_keys_of_its_own(tmp_path):
     strategy = {**method("moon")["strategy"], "contrast_weight": 2}
-    write_run(tmp_path / "moon", strategy=strategy, judge="post_train")
-    write_run(tmp_path / "fedavg", judge="received")
-    write_run(tmp_path / "elsewhere", judge="received", participation__name="cyclic")
+    write_run(tmp_path / "moon", strategy=strategy, evaluate="after_training")
+    write_run(tmp_path / "fedavg", evaluate_after="download")
+    write_run(tmp_path / "elsewhere", evaluate_after="download", participation__name="cyclic")
     own, compared = results.beside_fedavg("moon", find([tmp_path]))
     assert [group.method for group in own] == ["moon"]
     assert [(group.method, dict(group.setting)["participation.name"]) for group in compared] == [

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from rig import same
+from helpers import same
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -24,14 +24,14 @@ def test_the_library_reads_what_is_written(tmp_path, dtype):
         "empty": values[:0],
         "trained": torch.ones(3, requires_grad=True),
     }
-    write(tmp_path / "file.safetensors", tensors, {"node": "7"})
+    write(tmp_path / "file.safetensors", tensors, {"client": "7"})
     found = load_file(tmp_path / "file.safetensors")
     assert found.keys() == tensors.keys()
     for name, value in tensors.items():
         assert found[name].dtype == value.dtype
         assert torch.equal(found[name], value)
     with safe_open(tmp_path / "file.safetensors", "pt") as file:
-        assert file.metadata() == {"node": "7"}
+        assert file.metadata() == {"client": "7"}
 
 
 def test_values_of_every_width_are_aligned(tmp_path):
@@ -50,7 +50,7 @@ def test_what_is_read_is_in_the_order_in_which_it_was_written(tmp_path):
     """The library returns wide tensors first, and each width by name."""
     tensors = {"b": torch.ones(1), "c": torch.ones(1, dtype=torch.bool), "a": torch.ones(1), "d": torch.ones(1).double()}
     for given in (tensors, dict(reversed(tensors.items()))):
-        write(tmp_path / "file.safetensors", given, {"node": "7"})
+        write(tmp_path / "file.safetensors", given, {"client": "7"})
         assert list(read(tmp_path / "file.safetensors")) == list(given)
         assert same(read(tmp_path / "file.safetensors"), given)
 

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import ClassVar
 
 import pytest
-from rig import config_of
+from helpers import config_of
 from tiny import TINY_RUN
 
 from contrafed.config.run_config import resolve

@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 import pytest
+from helpers import Schedule, config_of, run_strategy, workspace_of
 from reported import write_run
-from rig import Schedule, config_of, run_strategy, workspace_of
 from tiny import TINY_RUN
 
 from contrafed import run
 from contrafed.core import registry
-from contrafed.core.client_run import choose, node_run
+from contrafed.core.client_run import choose, client_run_of
 from contrafed.core.errors import UserError
 from contrafed.core.split_model import build_model
 from contrafed.report import results, tables
@@ -41,7 +41,7 @@ def payload(record):
 def measure_bytes(folder):
     """Return the bytes of a received message and of an accepted reply in a round."""
     run = read(folder, folder.name)
-    return run.number("bytes_down_per_node"), run.number("bytes_up_per_node")
+    return run.number("bytes_down_per_client"), run.number("bytes_up_per_client")
 
 
 @pytest.mark.parametrize(
@@ -68,16 +68,16 @@ def test_bytes_by_count_equal_what_is_serialised_and_the_papers_formula(name, ow
             return replies
 
     more = [own] if own else []
-    config = config_of(f"strategy={name}", *more, "num_nodes=4", "model=mlp", "model.hidden=[12]", "model.projection=[9]")
+    config = config_of(f"strategy={name}", *more, "num_clients=4", "model=mlp", "model.hidden=[12]", "model.projection=[9]")
     config["strategy"]["local"] |= {"epochs": None, "iterations": 1}
     workspace = workspace_of(config)
     _, strategy = run_strategy(workspace, config, Schedule([range(3)]), 1, wrap=Wire)
     assert (strategy.round.bytes_down, strategy.round.bytes_up) == (seen["down"], seen["up"])
     by_formula = count_scalars(workspace.client_class, workspace.model, workspace.config)
     one_way = [sum(pair) for pair in zip(by_formula, EXTRA_NUMBERS.get(name, (0, 0)), strict=True)]
-    nodes = len(strategy.round.participants)  # three, from which FedPPO selects
-    assert nodes
-    assert [seen["down"], seen["up"]] == [nodes * 4 * scalars for scalars in one_way]
+    clients = len(strategy.round.participants)  # three, from which FedPPO selects
+    assert clients
+    assert [seen["down"], seen["up"]] == [clients * 4 * scalars for scalars in one_way]
 
 
 def test_a_formula_by_hand_and_none_for_messages_of_ones_own():
@@ -97,20 +97,20 @@ def test_a_formula_by_hand_and_none_for_messages_of_ones_own():
     assert count_mine(shared=(), traffic=("", "")) == (0, 0)
 
 
-def test_a_node_sends_as_much_where_replies_are_lost(tmp_path):
+def test_a_client_sends_as_much_where_replies_are_lost(tmp_path):
     """If half of the replies are lost, summary, log and tables still report the bytes of one reply."""
-    lossy = ("strategy=fedcrl", "num_nodes=4", "num_rounds=4", "participation=full", "participation.loss_rate=0.5")
+    lossy = ("strategy=fedcrl", "num_clients=4", "num_rounds=4", "participation=full", "participation.loss_rate=0.5")
     summary = run(config_of(*TINY_RUN, *lossy, "engine=local", f"output_dir={tmp_path / 'a'}"))
     with (tmp_path / "a" / "metrics.csv").open() as file:
         lost = [float(row["value"]) for row in csv.DictReader(file) if row["metric"] == "lost"]
     assert sum(lost) > 0
-    assert summary["bytes_down_per_node"] == summary["bytes_up_per_node"]
-    assert summary["bytes_up_by_formula"] == summary["bytes_up_per_node"] - 4 * 10
-    assert summary["bytes_up"] == (4 * 4 - sum(lost)) * summary["bytes_up_per_node"]
-    assert measure_bytes(tmp_path / "a") == (summary["bytes_down_per_node"], summary["bytes_up_per_node"])
+    assert summary["bytes_down_per_client"] == summary["bytes_up_per_client"]
+    assert summary["bytes_up_by_formula"] == summary["bytes_up_per_client"] - 4 * 10
+    assert summary["bytes_up"] == (4 * 4 - sum(lost)) * summary["bytes_up_per_client"]
+    assert measure_bytes(tmp_path / "a") == (summary["bytes_down_per_client"], summary["bytes_up_per_client"])
 
 
-def test_a_log_alone_tells_what_a_node_sends(tmp_path):
+def test_a_log_alone_tells_what_a_client_sends(tmp_path):
     """One of two replies was lost in the second round. Rejected evaluations are not lost replies."""
     write_run(tmp_path / "a", replies=(2, 1, 2), system={"replies_rejected": 3})
     assert measure_bytes(tmp_path / "a") == (2 * 2**20, 2**20)
@@ -129,7 +129,7 @@ def test_the_papers_network_sends_what_the_paper_counts():
     model = build_model(choose("model", config_of("model=cnn")["model"]), 3, (32, 32), 10, 0)
     counts = {}
     for name in ("fedavg", "fedcrl"):
-        strategy = node_run(config_of(f"strategy={name}")).strategy
+        strategy = client_run_of(config_of(f"strategy={name}")).strategy
         messages = client_class_of(strategy).messages(model, strategy.config)
         counts[name] = sum(math.prod(shape) for shapes in messages for shape in shapes.values())
     assert counts == {"fedavg": 519_828, "fedcrl": 519_808 + 2 * 10}

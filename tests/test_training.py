@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from rig import close, config_of, digits_run, run_scalar, sized_workspace, work_of, workspace_of
+from helpers import close, config_of, digits_run, make_local_training, run_scalar, sized_workspace, workspace_of
 
 from contrafed.core.errors import UserError
 from contrafed.training import client_stack as stack_module
@@ -19,24 +19,24 @@ from contrafed.training.optimizers import Optimizer
 
 def test_batches_of_epochs_and_iterations():
     examples = np.arange(100, 110)
-    epochs = work_of(epochs=2, batch_size=4).batches(examples, np.random.default_rng(0))
+    epochs = make_local_training(epochs=2, batch_size=4).batches(examples, np.random.default_rng(0))
     assert [len(b) for b in epochs] == [4, 4, 2, 4, 4, 2]
     assert sorted(np.concatenate(epochs[:3])) == sorted(np.concatenate(epochs[3:])) == list(examples)
-    steps = work_of(iterations=5, batch_size=4).batches(examples, np.random.default_rng(0))
+    steps = make_local_training(iterations=5, batch_size=4).batches(examples, np.random.default_rng(0))
     assert [len(b) for b in steps] == [4] * 5
     assert len(set(np.concatenate(steps[:2]))) == 8  # within a pass nothing repeats
-    small = work_of(iterations=3).batches(examples, np.random.default_rng(0))
+    small = make_local_training(iterations=3).batches(examples, np.random.default_rng(0))
     assert [len(b) for b in small] == [10] * 3
-    share = work_of(epochs=1, batch_size=0.25)
+    share = make_local_training(epochs=1, batch_size=0.25)
     assert [len(b) for b in share.batches(examples, np.random.default_rng(0))] == [3, 3, 3, 1]  # ceil(10 / 4)
-    assert (share.steps(10), work_of(epochs=5, batch_size=0.1).steps(500)) == (4, 50)
-    assert [work_of(epochs=1, batch_size=0.07).batch_of(n) for n in (100, 101)] == [7, 8]
+    assert (share.steps(10), make_local_training(epochs=5, batch_size=0.1).steps(500)) == (4, 50)
+    assert [make_local_training(epochs=1, batch_size=0.07).batch_of(n) for n in (100, 101)] == [7, 8]
 
 
 def test_exactly_one_of_epochs_and_iterations():
     for epochs, iterations in ((1, 5), (None, None)):
         with pytest.raises(UserError, match="exactly one"):
-            work_of(epochs=epochs, iterations=iterations)
+            make_local_training(epochs=epochs, iterations=iterations)
 
 
 # --------------------------------------------------------------------------------------------------- gradients and clipping
@@ -48,13 +48,15 @@ def test_gradients_are_whole_in_their_parameters_layout_and_gone_after_the_step(
 
     Clipping writes in place.
     """
-    config = config_of("strategy=fedavg", "num_nodes=30", "model=cnn_pmfl", "model.hidden=[8]", "strategy.local.clip_norm=0.01")
+    config = config_of(
+        "strategy=fedavg", "num_clients=30", "model=cnn_pmfl", "model.hidden=[8]", "strategy.local.clip_norm=0.01"
+    )
     workspace, seen, taken = workspace_of(config, dtype=torch.float64), [], Optimizer.step
 
     class Shared(workspace.client_class):
-        def loss(self, params, batch, constants):
+        def loss(self, params, batch, loss_inputs):
             stages = [params[f"encoder.stages.{layer}.bias"] for layer in (0, 1)]
-            return {"loss": (stages[0] + stages[1]).sum() + super().loss(params, batch, constants)["loss"]}
+            return {"loss": (stages[0] + stages[1]).sum() + super().loss(params, batch, loss_inputs)["loss"]}
 
     def record_step(self, params, step):
         gradients = [value.grad for value in params.values()]
@@ -75,9 +77,9 @@ def test_gradients_are_whole_in_their_parameters_layout_and_gone_after_the_step(
         assert all(value.grad is None for value in params.values())
 
 
-def test_clipping_bounds_each_nodes_gradient():
+def test_clipping_bounds_each_clients_gradient():
     """One SGD step of lr 1 moves a client by exactly the clip norm when its gradient is larger."""
-    models, _ = digits_run("fedavg", 1, nodes=1, local={"iterations": 1, "lr": 1.0, "clip_norm": 0.01})
+    models, _ = digits_run("fedavg", 1, clients=1, local={"iterations": 1, "lr": 1.0, "clip_norm": 0.01})
     moved = torch.cat([(models[1][n] - models[0][n]).flatten() for n in models[0]]).norm().item()
     assert moved == pytest.approx(0.01, rel=1e-3)
 
@@ -87,10 +89,10 @@ def test_clipping_bounds_each_nodes_gradient():
 
 def test_learning_rate_decays_per_round():
     """lr at round 501 is 0.1 * 0.998^500 = 0.0367512 (F7)."""
-    work = work_of(epochs=1, batch_size=1, lr_decay=0.998)
+    local_training = make_local_training(epochs=1, batch_size=1, lr_decay=0.998)
     w = torch.zeros(1, 1, requires_grad=True)
     w.grad = torch.ones(1, 1)
-    Optimizer(work, 501, [1], {"w": w}, {}).step({"w": w}, 0)
+    Optimizer(local_training, 501, [1], {"w": w}, {}).step({"w": w}, 0)
     assert -w.item() == pytest.approx(0.0367512, rel=1e-5)
 
 
@@ -112,10 +114,10 @@ def test_proximal_weight_by_hand():
         assert run_scalar("fedavg", rounds, local={"proximal_weight": 0.5}) == pytest.approx(fedprox, rel=1e-14)
 
 
-def test_the_optimisers_of_one_by_one_nodes_and_of_stacks_agree():
+def test_the_optimisers_of_one_by_one_clients_and_of_stacks_agree():
     """Optimisers per client (own clocks), without any difference, equal the stacked one."""
     local = {"iterations": None, "epochs": 2, "batch_size": 7, "optimizer": "adam", "lr": 0.01}
-    few = {"nodes": 40, "schedule": [range(4)] * 2}
+    few = {"clients": 40, "schedule": [range(4)] * 2}
     plain, _ = digits_run("fedavg", 2, stack_size=4, local=local, **few)
     nearly = digits_run("fedavg", 2, stack_size=4, local=local | {"epoch_lr_decay": 1 - 1e-16}, **few)[0]
     close(plain[-1], nearly[-1])
@@ -151,27 +153,33 @@ def test_each_phase_is_sorted_by_its_own_steps_and_put_back():
     workspace, seen = sized_workspace("fedavg", [20, 11], local=passes(1)), []
 
     class Phases(workspace.client_class):
-        def local_work(self, stack):
-            mine = torch.tensor([[float(node)] for node in stack.nodes])
-            work, model = replace(self.config.local, batch_size=0.06), {"mine": mine}
+        def local_update(self, stack):
+            mine = torch.tensor([[float(client)] for client in stack.clients])
+            local_training, model = replace(self.config.local, batch_size=0.06), {"mine": mine}
             phases = [
-                self.train(stack, work=work, constants=model, loss=self.compute_mine, purpose="first"),
-                self.train(stack, work=work, frozen={"mine": (self.name, model)}, loss=self.compute_mine, purpose="second"),
-                self.train(stack, each_step=self.check_batch, loss=self.compute_mine),
+                self.train(stack, local_training=local_training, loss_inputs=model, loss=self.compute_mine, purpose="first"),
+                self.train(
+                    stack,
+                    local_training=local_training,
+                    reference_models={"mine": (self.name, model)},
+                    loss=self.compute_mine,
+                    purpose="second",
+                ),
+                self.train(stack, before_step=self.check_batch, loss=self.compute_mine),
             ]
             for losses in phases:
                 seen.append((losses.steps, losses.mean("mine").tolist(), losses.counts.sum(1).tolist()))
-            return self.sent(stack)
+            return self.make_upload(stack)
 
         def name(self, model, x):
             return model["mine"].expand(len(x), 1)
 
         def check_batch(self, now):
             assert len(now.batch.y) == len(now.stack)
-            return {"mine": torch.tensor([[float(node)] for node in now.stack.nodes])}
+            return {"mine": torch.tensor([[float(client)] for client in now.stack.clients])}
 
-        def compute_mine(self, params, batch, constants):
-            return self.loss(params, batch, {}) | {"mine": constants["mine"].mean()}
+        def compute_mine(self, params, batch, loss_inputs):
+            return self.loss(params, batch, {}) | {"mine": loss_inputs["mine"].mean()}
 
     client = Phases(workspace, [0, 1])
     received = {f"model/{n}": v for n, v in workspace.initial.items()}
@@ -180,10 +188,10 @@ def test_each_phase_is_sorted_by_its_own_steps_and_put_back():
     assert [update.num_examples for update in updates] == [20, 11]
 
 
-@pytest.mark.parametrize("nodes", [[0], [0, 1, 2]])
-def test_losses_of_a_phase_that_learns_nothing_are_zero(nodes):
+@pytest.mark.parametrize("clients", [[0], [0, 1, 2]])
+def test_losses_of_a_phase_that_learns_nothing_are_zero(clients):
     """A body without parameters has losses of zero, not the placeholders of its batches' sizes."""
-    config = config_of("strategy=fedrep", "num_nodes=3", "model=mlp", "model.hidden=[]")
+    config = config_of("strategy=fedrep", "num_clients=3", "model=mlp", "model.hidden=[]")
     workspace, seen = workspace_of(config), []
 
     class Bodiless(workspace.client_class):
@@ -193,10 +201,10 @@ def test_losses_of_a_phase_that_learns_nothing_are_zero(nodes):
 
     received = {f"model/{n}": v for n, v in workspace.initial.items() if not n.startswith("classifier")}
     assert received == {}
-    Bodiless(workspace, nodes).update([received] * len(nodes), 1)
+    Bodiless(workspace, clients).update([received] * len(clients), 1)
     head, body = ([losses.mean("loss"), losses.last("loss")] for losses in seen)
     assert all(bool((each > 0).all()) for each in head)
-    assert [each.tolist() for each in body] == [[0.0] * len(nodes)] * 2
+    assert [each.tolist() for each in body] == [[0.0] * len(clients)] * 2
 
 
 def test_a_deadline_is_looked_at_before_every_step(monkeypatch):
@@ -205,9 +213,9 @@ def test_a_deadline_is_looked_at_before_every_step(monkeypatch):
     monkeypatch.setattr(stack_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
 
     class Watched(workspace.client_class):
-        def local_work(self, stack):
-            self.train(stack, each_step=lambda now: steps.append(now.number) or {})
-            return self.sent(stack)
+        def local_update(self, stack):
+            self.train(stack, before_step=lambda now: steps.append(now.number) or {})
+            return self.make_upload(stack)
 
     received = {f"model/{n}": v for n, v in workspace.initial.items()}
     with pytest.raises(DeadlineError):
@@ -217,15 +225,15 @@ def test_a_deadline_is_looked_at_before_every_step(monkeypatch):
     assert steps == [0, 1, 2, *range(10)]
 
 
-def test_what_goes_wrong_is_said_with_node_round_and_step():
+def test_what_goes_wrong_is_said_with_client_round_and_step():
     workspace = sized_workspace("fedavg", [20, 11], local=passes(2))
 
     class Broken(workspace.client_class):
-        def local_work(self, stack):
-            self.train(stack, each_step=lambda now: {} if now.number < 3 else 1 / 0)
-            return self.sent(stack)
+        def local_update(self, stack):
+            self.train(stack, before_step=lambda now: {} if now.number < 3 else 1 / 0)
+            return self.make_upload(stack)
 
     received = {f"model/{n}": v for n, v in workspace.initial.items()}
-    place = rf"\(tests/test_training\.py, line {Broken.local_work.__code__.co_firstlineno + 1}\)"
-    with pytest.raises(LocalError, match=rf"^node 1, 0, round 7, step 3: ZeroDivisionError: division by zero {place}$"):
+    place = rf"\(tests/test_training\.py, line {Broken.local_update.__code__.co_firstlineno + 1}\)"
+    with pytest.raises(LocalError, match=rf"^client 1, 0, round 7, step 3: ZeroDivisionError: division by zero {place}$"):
         Broken(workspace, [1, 0]).update([received] * 2, 7)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from rig import build_received, config_of, workspace_of
+from helpers import build_received, config_of, workspace_of
 from test_models import built_by
 from torch import nn
 from torch.func import functional_call, vmap
@@ -81,19 +81,19 @@ def test_layers_of_dropout_are_a_fault_where_they_would_drop():
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_a_stack_trains_as_its_nodes_alone():
+def test_a_stack_trains_as_its_clients_alone():
     """For a model in evaluation mode torch would fuse the layer without a gradient, and clients would train one by one."""
-    workspace = workspace_of(config_of("strategy=fedavg", "num_nodes=3"), model=transformer(), dtype=torch.float64)
+    workspace = workspace_of(config_of("strategy=fedavg", "num_clients=3"), model=transformer(), dtype=torch.float64)
     seen, found = [], []
 
     class Watched(workspace.client_class):
-        def local_work(self, stack):
+        def local_update(self, stack):
             seen.append(len(stack))
-            return super().local_work(stack)
+            return super().local_update(stack)
 
-    for nodes in ([0, 1, 2], [0], [1], [2]):
-        client = Watched(workspace, nodes)
-        found += client.update([build_received(workspace)] * len(nodes), 1)
+    for clients in ([0, 1, 2], [0], [1], [2]):
+        client = Watched(workspace, clients)
+        found += client.update([build_received(workspace)] * len(clients), 1)
     assert seen == [3, 1, 1, 1]
     for stacked, alone in zip(found[:3], found[3:], strict=True):
         for name, value in stacked.tensors.items():

@@ -36,7 +36,7 @@ HARMS = {
     "nested configuration": ("config.yaml", lambda path: path.write_text("[" * 5_000)),
     "bomb": ("config.yaml", lambda path: path.write_text(BOMB)),
     **{f"{name} {put.__name__}": (name, put) for put in (put_pipe, put_device, put_huge)
-       for name in ("config.yaml", "summary.json", "metrics.csv", "nodes.csv")},
+       for name in ("config.yaml", "summary.json", "metrics.csv", "clients.csv")},
 }  # fmt: skip
 
 

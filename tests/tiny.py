@@ -3,41 +3,41 @@
 import os
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-from rig import config_of, workspace_of
+from helpers import config_of, workspace_of
 from safetensors.torch import load_file
 
 from contrafed.core import codec
-from contrafed.core.client_run import node_run
+from contrafed.core.client_run import client_run_of
 from contrafed.engines.worker import FIRST_NODE_ID
 from contrafed.runs.run import run
 
 TINY_RUN = (
     "partition.test_fraction=0.2",
-    "num_nodes=6",
+    "num_clients=6",
     "num_rounds=3",
     "eval_every=1",
     "model=mlp",
     "model.hidden=[12]",
-    "partition.min_node_size=5",
+    "partition.min_client_size=5",
 )
 HALF_AVAILABLE = ("participation=bernoulli", "participation.beta=null", "participation.mean_probability=0.5")
 
 
 def run_tiny(folder, *overrides):
-    """Run the tiny experiment, and return (summary, final model, metrics.csv, nodes.csv)."""
+    """Run the tiny experiment, and return (summary, final model, metrics.csv, clients.csv)."""
     summary = run(config_of(*TINY_RUN, *HALF_AVAILABLE, f"output_dir={folder}", *overrides))
     out = summary["folder"]
     read = lambda name: open(os.path.join(out, name), "rb").read()  # noqa: E731, SIM115
-    return summary, load_file(os.path.join(out, "model.safetensors")), read("metrics.csv"), read("nodes.csv")
+    return summary, load_file(os.path.join(out, "model.safetensors")), read("metrics.csv"), read("clients.csv")
 
 
 def tiny_workspace(*overrides):
     config = config_of(*TINY_RUN, *overrides)
     workspace = workspace_of(config)
-    return config, workspace, node_run(config).to_json()
+    return config, workspace, client_run_of(config).to_json()
 
 
-def train_message(workspace, settings, node=0, server_round=1):
+def train_message(workspace, settings, client=0, server_round=1):
     record = codec.to_record({f"model/{n}": v for n, v in workspace.initial.items()})
     scalars = ConfigRecord({"server-round": server_round, "settings": settings, "cost": 1})
-    return Message(RecordDict({"arrays": record, "config": scalars}), FIRST_NODE_ID + node, MessageType.TRAIN)
+    return Message(RecordDict({"arrays": record, "config": scalars}), FIRST_NODE_ID + client, MessageType.TRAIN)

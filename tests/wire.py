@@ -20,8 +20,8 @@ from contrafed.runs.setup import compose_deployed_run
 ROOT = Path(__file__).resolve().parent.parent
 RUN = 4242
 SMALL_RUN = (
-    "num_nodes=3", "num_rounds=3", "eval_every=1", "participation=full", "model=mlp", "model.hidden=[12]",
-    "partition.min_node_size=5", "partition.test_fraction=0.2", "engine=local",
+    "num_clients=3", "num_rounds=3", "eval_every=1", "participation=full", "model=mlp", "model.hidden=[12]",
+    "partition.min_client_size=5", "partition.test_fraction=0.2", "engine=local",
 )  # fmt: skip
 
 
@@ -39,10 +39,10 @@ class Wire:
     ``change(k, message, reply)`` simulates changes of a reply: it returns another, None for none, or raises.
     """
 
-    def __init__(self, *node_configs, change=None, offline=(), run_id=RUN):
+    def __init__(self, *configs, change=None, offline=(), run_id=RUN):
         identify()
         self.run_id = run_id
-        self.contexts = [Context(run_id, 10 + k, c, RecordDict(), {}) for k, c in enumerate(node_configs)]
+        self.contexts = [Context(run_id, 10 + k, c, RecordDict(), {}) for k, c in enumerate(configs)]
         self.change, self.offline = change or (lambda k, message, reply: reply), set(offline)
         self.replies, self.log = {}, []
         self._runtime_client = SimpleNamespace(PullObject=lambda content: SimpleNamespace(object_content=content))
@@ -85,11 +85,11 @@ def plain(**more):
 
 
 def run_devices(folder, wire, *overrides):
-    """Run on the devices behind ``wire``, and return (model, metrics.csv, nodes.csv, summary)."""
+    """Run on the devices behind ``wire``, and return (model, metrics.csv, clients.csv, summary)."""
     config = compose_deployed_run(" ".join([*SMALL_RUN, *overrides, f"output_dir={folder}"]))
-    serve(DeviceGrid(wire, wire.run_id, config.wait_for_nodes), config)
+    serve(DeviceGrid(wire, wire.run_id, config.wait_for_clients), config)
     read = lambda name: (folder / name).read_bytes()  # noqa: E731
-    return load_file(folder / "model.safetensors"), read("metrics.csv"), read("nodes.csv"), json.loads(read("summary.json"))
+    return load_file(folder / "model.safetensors"), read("metrics.csv"), read("clients.csv"), json.loads(read("summary.json"))
 
 
 def rows_of(metrics, name):

@@ -1,7 +1,8 @@
 """Define the ClientApp: the same object in simulation and on a device. Only it reads and writes a client's files.
 
 Flower calls ``app(message, context)`` for one client. Contrafed's engines call ``run_stack`` with the messages of many clients.
-Both end in the same ``Client.update`` and ``Client.judge``. The client state is the record ``memory`` of ``Context.state``.
+Both end in the same ``Client.update`` and ``Client.evaluate_clients``. The client state is the record ``memory`` of
+``Context.state``.
 """
 
 import logging
@@ -14,7 +15,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from contrafed.client_app.files import MemoryFileError, Moment, StateDir, read_personal, write_personal
+from contrafed.client_app.files import ClientStateError, Moment, StateDir, read_personal, write_personal
 from contrafed.client_app.message_checks import (
     DATA_DIR,
     check_modules,
@@ -25,13 +26,13 @@ from contrafed.client_app.message_checks import (
     run_name,
 )
 from contrafed.core import codec
-from contrafed.core.client_run import NodeRun
+from contrafed.core.client_run import ClientRun
 from contrafed.core.errors import UserError, unknown
 from contrafed.data.own import class_names
-from contrafed.training.base import Client, Judged, Tensors, Update
+from contrafed.training.base import Client, Evaluation, Tensors, Update
 from contrafed.training.workspace import Workspace, workspace_for
 
-MEMORY = "memory"
+CLIENT_STATE = "client_state"
 
 # What an operator may write into --node-config; num-partitions is Flower's own and not needed.
 NODE_CONFIG = ("partition-id", "num-partitions", "state-dir", "data", "data-dir", "modules", "max-local-steps")
@@ -42,20 +43,20 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train one client through its ``NumPyClient`` interface."""
-    node = _open(message, context)
-    count = len(node.client.workspace.federation.partition.train(_node(context)))
-    check_steps(node.client.work_of(count), context.node_config.get("max-local-steps"))
-    if node.state is not None:
-        node.state.remove_stale()
-    arrays, count, metrics = node.client.fit(codec.to_list(node.client.names("down"), node.received), node.config)
-    up = codec.from_list(node.client.names("up"), arrays)
-    memory = node.client.memories[0]
-    if node.state is None:
+    opened = _open(message, context)
+    count = len(opened.client.workspace.federation.partition.train(_partition_id(context)))
+    check_steps(opened.client.num_local_steps(count), context.node_config.get("max-local-steps"))
+    if opened.state is not None:
+        opened.state.remove_stale()
+    arrays, count, metrics = opened.client.fit(codec.to_list(opened.client.names("down"), opened.received), opened.config)
+    up = codec.from_list(opened.client.names("up"), arrays)
+    memory = opened.client.client_states[0]
+    if opened.state is None:
         _commit(context, memory)
     elif memory:
-        node.state.write(memory, node.now)
-    report = node.report | ({"remembers": True} if memory else {})
-    return _reply(message, up, count, metrics, _build_report(node.client.diverged, report))
+        opened.state.write(memory, opened.now)
+    report = opened.report | ({"has-state": True} if memory else {})
+    return _reply(message, up, count, metrics, _build_report(opened.client.diverged, report))
 
 
 @app.evaluate()
@@ -64,15 +65,15 @@ def evaluate(message: Message, context: Context) -> Message:
 
     Client state stays unchanged, and the run's last evaluation deletes it.
     """
-    node = _open(message, context)
-    config = node.config | _resolve_personal_paths(node.config, context, node.state)
-    if node.report:  # its client state is lost, so this is not its model
+    opened = _open(message, context)
+    config = opened.config | _resolve_personal_paths(opened.config, context, opened.state)
+    if opened.report:  # its client state is lost, so this is not its model
         config.pop("save", None)
-    (judged,) = _judge(node.client, [node.received], config, None)
+    (evaluated,) = _evaluate(opened.client, [opened.received], config, None)
     # A run with checkpoints may be resumed from its last one.
-    if node.state is not None and config.get("final") and node.now.checkpoint is None:
-        node.state.remove()
-    return _scores(message, judged, node.report)
+    if opened.state is not None and config.get("final") and opened.now.checkpoint is None:
+        opened.state.remove()
+    return _scores(message, evaluated, opened.report)
 
 
 @app.query()
@@ -82,26 +83,28 @@ def query(message: Message, context: Context) -> Message:
     try:
         if not in_simulation():  # before any of them is imported
             check_modules(str(config["settings"]), str(context.node_config.get("modules", "")))
-        node, nodes = _node(context), NodeRun.from_json(str(config["settings"])).num_nodes
-        if not 0 <= node < nodes:
-            raise UserError(f"partition-id={node} of --node-config is not in 0..{nodes - 1}: this run has num_nodes={nodes}")
+        client, clients = _partition_id(context), ClientRun.from_json(str(config["settings"])).num_clients
+        if not 0 <= client < clients:
+            raise UserError(
+                f"partition-id={client} of --node-config is not in 0..{clients - 1}: this run has num_clients={clients}"
+            )
         workspace = _workspace(config, context)
         run, now = moment_of(config, str(context.run_id))
         state = _state(context, workspace, run)
         if state is not None:
             state.open()
-        elif now.checkpoint is not None and workspace.client_class.remembers(workspace.model, workspace.config):
-            raise UserError("checkpoint_every and resume: --node-config needs state-dir, where this node remembers")
+        elif now.checkpoint is not None and workspace.client_class.has_client_state(workspace.model, workspace.config):
+            raise UserError("checkpoint_every and resume: --node-config needs state-dir, where this client remembers")
         _resolve_personal_paths(config, context, state)
     except (UserError, OSError) as error:
         return Message(RecordDict({codec.CONFIG: ConfigRecord({"refused": " ".join(str(error).split())})}), reply_to=message)
     partition, data = workspace.federation.partition, own_data(context)
     answer = MetricRecord(
         {
-            "partition-id": node,
-            "num-examples": len(partition.train(node)),
-            "num-test-examples": len(partition.test(node)),
-            "class-counts": partition.class_counts()[node].tolist(),
+            "partition-id": client,
+            "num-examples": len(partition.train(client)),
+            "num-test-examples": len(partition.test(client)),
+            "class-counts": partition.class_counts()[client].tolist(),
         }
     )
     about = ConfigRecord({"own-data": data is not None, "classes": class_names(data[1]) if data else []})
@@ -109,42 +112,47 @@ def query(message: Message, context: Context) -> Message:
 
 
 def run_stack(messages: Sequence[Message], contexts: Sequence[Context], deadline: float | None = None) -> list[Message]:
-    """Train or evaluate the clients of ``messages`` as one stack, and return their replies in the same order.
+    """Train or evaluate the clients of ``message_spec`` as one stack, and return their replies in the same order.
 
     All messages are of one kind and belong to one round of one run. Either every context is committed or, if this raises, none.
     """
     config = codec.config_of(messages[0])
     workspace = workspace_for(str(config["settings"]))
-    memories = [codec.state_of(context.state, MEMORY) for context in contexts]
-    client = workspace.client_class(workspace, [_node(context) for context in contexts], memories)
+    client_states = [codec.state_of(context.state, CLIENT_STATE) for context in contexts]
+    client = workspace.client_class(workspace, [_partition_id(context) for context in contexts], client_states)
     received = _decode_received(messages)
     if messages[0].metadata.message_type == MessageType.EVALUATE:
-        judged = _judge(client, received, config, deadline)
-        return [_scores(message, found) for message, found in zip(messages, judged, strict=True)]
+        evaluated = _evaluate(client, received, config, deadline)
+        return [_scores(message, found) for message, found in zip(messages, evaluated, strict=True)]
     updates: list[Update] = client.update(received, int(config["server-round"]), deadline)
     replies = []
     for message, context, update in zip(messages, contexts, updates, strict=True):
         if not update.diverged:
-            _commit(context, update.memory)
+            _commit(context, update.client_state)
         replies.append(_reply(message, update.tensors, update.num_examples, update.metrics, _build_report(update.diverged)))
     return replies
 
 
-def _judge(client: Client, received: list[Tensors], config: Mapping[str, Any], deadline: float | None) -> list[Judged]:
+def _evaluate(client: Client, received: list[Tensors], config: Mapping[str, Any], deadline: float | None) -> list[Evaluation]:
     """Evaluate clients' models, or those in the folder ``load``. With ``save`` write them to that folder."""
     models = None
     if config.get("load"):
-        found = [read_personal(str(config["load"]), node) for node in client.nodes]
+        found = [read_personal(str(config["load"]), k) for k in client.clients]
         models, received = [model for model, _ in found], [rest for _, rest in found]
     split, final = str(config.get("split", "test")), bool(config.get("final"))
     server_round = int(config["server-round"])
-    post_train = bool(config.get("post-train"))
-    how: dict[str, Any] = {"split": split, "final": final, "post_train": post_train, "metrics": list(config.get("metrics", ()))}
-    judged = client.judge(received, server_round, deadline=deadline, models=models, **how)
+    after_training = bool(config.get("after-training"))
+    how: dict[str, Any] = {
+        "split": split,
+        "final": final,
+        "after_training": after_training,
+        "metrics": list(config.get("metrics", ())),
+    }
+    evaluated = client.evaluate_clients(received, server_round, deadline=deadline, models=models, **how)
     if config.get("save"):
-        for node, one, tensors in zip(client.nodes, judged, received, strict=True):
-            write_personal(str(config["save"]), node, one.model, tensors)
-    return judged
+        for k, one, tensors in zip(client.clients, evaluated, received, strict=True):
+            write_personal(str(config["save"]), k, one.model, tensors)
+    return evaluated
 
 
 def _decode_received(messages: Sequence[Message]) -> list[Tensors]:
@@ -160,21 +168,21 @@ def _decode_received(messages: Sequence[Message]) -> list[Tensors]:
     return out
 
 
-def _node(context: Context) -> int:
+def _partition_id(context: Context) -> int:
     """Return the partition id of a client. Raises ``UserError`` for an unknown key in --node-config."""
     for key in context.node_config:
         if key not in NODE_CONFIG:
             raise unknown("--node-config key", key, NODE_CONFIG)
-    node = context.node_config.get("partition-id")
-    if not isinstance(node, int) or isinstance(node, bool):
-        raise UserError(f"--node-config needs partition-id, a whole number from 0 without quotes, found {node!r}")
-    return node
+    client = context.node_config.get("partition-id")
+    if not isinstance(client, int) or isinstance(client, bool):
+        raise UserError(f"--node-config needs partition-id, a whole number from 0 without quotes, found {client!r}")
+    return client
 
 
 def own_data(context: Context) -> tuple[int, str] | None:
     """Return partition id and path of the client's own data, None if the run partitions the data."""
     path = context.node_config.get("data")
-    return None if path is None else (_node(context), str(path))
+    return None if path is None else (_partition_id(context), str(path))
 
 
 def _workspace(config: Mapping[str, Any], context: Context) -> Workspace:
@@ -199,7 +207,7 @@ def _state(context: Context, workspace: Workspace, run: str) -> StateDir | None:
     folder = Path(str(place)).expanduser()
     if not folder.is_absolute():  # Flower chooses the working folder of a message's process
         raise UserError(f"--node-config state-dir must be an absolute path, got {place}")
-    return StateDir(folder, run, _node(context), workspace.run.strategy.name)
+    return StateDir(folder, run, _partition_id(context), workspace.run.strategy.name)
 
 
 def _resolve_personal_paths(config: Mapping[str, Any], context: Context, state: StateDir | None) -> dict[str, str]:
@@ -215,7 +223,7 @@ def _resolve_personal_paths(config: Mapping[str, Any], context: Context, state: 
         runs = {"save": str(context.run_id), "load": wanted.get("load", "")}
         return {key: str(state.personal(run_name(runs[key]))) for key in wanted}
     if wanted and not in_simulation():
-        raise UserError("--node-config needs state-dir, where this node keeps its personal model")
+        raise UserError("--node-config needs state-dir, where this client keeps its personal model")
     return {key: str(value) for key, value in wanted.items()}
 
 
@@ -232,41 +240,41 @@ class Opened:
 
 
 def _open(message: Message, context: Context) -> Opened:
-    config, node = codec.config_of(message), _node(context)
-    if config.get("partition", node) != node:  # restarted with another one under the same id
-        raise UserError(f"--node-config says partition-id={node}, but this run knows the node as {config['partition']}")
+    config, partition = codec.config_of(message), _partition_id(context)
+    if config.get("partition", partition) != partition:  # restarted with another one under the same id
+        raise UserError(f"--node-config says partition-id={partition}, but this run knows the client as {config['partition']}")
     workspace = _workspace(config, context)
     run, now = moment_of(config, str(context.run_id))
     received, state = codec.state_of(message.content, codec.ARRAYS), _state(context, workspace, run)
-    client = workspace.client_class(workspace, [node], [codec.state_of(context.state, MEMORY)])
+    client = workspace.client_class(workspace, [partition], [codec.state_of(context.state, CLIENT_STATE)])
     report: dict[str, str | bool] = {}
     try:
         if state is not None:
-            client.memories = [state.read(now)]
+            client.client_states = [state.read(now)]
             _check(client, received)
-        elif now.known and not client.memories[0]:
-            raise MemoryFileError(f"what it remembered of round {now.known} ended with its process, as it has no state-dir")
-    except MemoryFileError as error:
-        client.memories = [{}]
-        logging.getLogger("flwr").error("this node's memory is lost and begins anew: %s", error)
-        report = {"memory-lost": str(error)}
+        elif now.known and not client.client_states[0]:
+            raise ClientStateError(f"what it remembered of round {now.known} ended with its process, as it has no state-dir")
+    except ClientStateError as error:
+        client.client_states = [{}]
+        logging.getLogger("flwr").error("this client's state is lost and begins anew: %s", error)
+        report = {"state-lost": str(error)}
     return Opened(client, received, config, state, now, report)
 
 
 def _check(client: Client, received: Tensors) -> None:
-    """Raise ``MemoryFileError`` if the client state does not have the names and shapes of the method."""
-    (memory,), initial = client.memories, client.workspace.initial
+    """Raise ``ClientStateError`` if the client state does not have the names and shapes of the method."""
+    (memory,), initial = client.client_states, client.workspace.initial
     if not memory:
         return
-    expected = {f"personal/{n}": v for n, v in initial.items() if not client.travels(n)}
-    expected |= client.fresh_memory(received)
+    expected = {f"personal/{n}": v for n, v in initial.items() if not client.is_shared(n)}
+    expected |= client.init_client_state(received)
     if missing := expected.keys() - memory.keys():
-        raise MemoryFileError(f"{min(missing)} is missing")
+        raise ClientStateError(f"{min(missing)} is missing")
     for name, value in memory.items():
         # Entries that do not exist from the start, such as a momentum or its count of steps, belong to a parameter.
         like = expected.get(name, initial.get(name.rpartition("/")[2], value))
         if value.shape != like.shape and (name in expected or value.dim()):
-            raise MemoryFileError(f"{name} has shape {tuple(value.shape)}, not {tuple(like.shape)}")
+            raise ClientStateError(f"{name} has shape {tuple(value.shape)}, not {tuple(like.shape)}")
 
 
 def _build_report(diverged: str, report: Mapping[str, str | bool] | None = None) -> dict[str, str | bool]:
@@ -276,11 +284,11 @@ def _build_report(diverged: str, report: Mapping[str, str | bool] | None = None)
 
 def _commit(context: Context, memory: Tensors) -> None:
     if memory:
-        context.state[MEMORY] = codec.to_record(memory)
+        context.state[CLIENT_STATE] = codec.to_record(memory)
 
 
-def _scores(message: Message, judged: Judged, report: Mapping[str, str | bool] | None = None) -> Message:
-    metrics = MetricRecord({"num-examples": judged.num_examples, **judged.metrics})
+def _scores(message: Message, evaluated: Evaluation, report: Mapping[str, str | bool] | None = None) -> Message:
+    metrics = MetricRecord({"num-examples": evaluated.num_examples, **evaluated.metrics})
     return Message(RecordDict({codec.METRICS: metrics, **_about(report)}), reply_to=message)
 
 

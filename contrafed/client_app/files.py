@@ -1,7 +1,7 @@
 """Keep a client's files on its own disk: its personal model, and on a device the client state between two messages.
 
-During a run a device's ``state-dir`` holds ``memory/RUN-NODE.safetensors`` and ``personal/RUN/NODE.safetensors``. If the run
-has checkpoints it also holds ``memory/RUN-NODE.kept``, the client state at the last one. RUN is a number.
+During a run a device's ``state-dir`` holds ``client_state/RUN-CLIENT.safetensors`` and ``personal/RUN/CLIENT.safetensors``. If
+the run has checkpoints it also holds ``client_state/RUN-CLIENT.kept``, the client state at the last one. RUN is a number.
 """
 
 import contextlib
@@ -22,38 +22,38 @@ from contrafed.core.tensors import PRIVATE, Tensors, raw, read, select_prefix, w
 STALE_SECONDS = 30 * 24 * 3600.0
 
 
-def personal_file(folder: str | Path, node: int) -> Path:
-    """Return the file of a client's model. ``node`` is its partition id."""
-    return Path(folder) / f"{node}.safetensors"
+def personal_file(folder: str | Path, client: int) -> Path:
+    """Return the file of a client's model. ``client`` is its partition id."""
+    return Path(folder) / f"{client}.safetensors"
 
 
-def write_personal(folder: str, node: int, model: Tensors, received: Tensors) -> None:
+def write_personal(folder: str, client: int, model: Tensors, received: Tensors) -> None:
     """Write a client's ``model``, and other tensors that it ``received``, such as prototypes. The file is replaced as a
     whole.
     """
-    target = personal_file(folder, node)
+    target = personal_file(folder, client)
     target.parent.mkdir(parents=True, exist_ok=True)
     rest = {name: value for name, value in received.items() if not name.startswith("model/")}
     tensors = {f"model/{name}": value for name, value in model.items()} | rest
     whole = target.with_suffix(".part")
-    write(whole, tensors, {"node": str(node)}, PRIVATE)
+    write(whole, tensors, {"client": str(client)}, PRIVATE)
     replace(whole, target)
 
 
-def read_personal(folder: str, node: int) -> tuple[Tensors, Tensors]:
+def read_personal(folder: str, client: int) -> tuple[Tensors, Tensors]:
     """Return the model by tensor name, and the other tensors by message name, as ``write_personal`` wrote them."""
-    tensors = read(personal_file(folder, node))
+    tensors = read(personal_file(folder, client))
     return select_prefix(tensors, "model"), {name: value for name, value in tensors.items() if not name.startswith("model/")}
 
 
-def shapes_in(folder: str, node: int) -> dict[str, tuple[int, ...]]:
+def shapes_in(folder: str, client: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a saved model's tensors by name. Their values are not loaded."""
-    with safe_open(personal_file(folder, node), "pt") as file:
+    with safe_open(personal_file(folder, client), "pt") as file:
         names = [name for name in file.keys() if name.startswith("model/")]  # noqa: SIM118  no mapping
         return {name.removeprefix("model/"): tuple(file.get_slice(name).get_shape()) for name in names}
 
 
-class MemoryFileError(Exception):
+class ClientStateError(Exception):
     """The stored client state cannot be used. The message says why."""
 
 
@@ -84,18 +84,18 @@ class StateDir:
 
     folder: Path
     run: str  # name of the run in the files: the Flower run id of its first attempt
-    node: int  # partition id
+    client: int  # partition id
     method: str
 
     @property
-    def memory(self) -> Path:
+    def state_file(self) -> Path:
         """The file of the client state."""
-        return self.folder / "memory" / f"{self.run}-{self.node}.safetensors"
+        return self.folder / "client_state" / f"{self.run}-{self.client}.safetensors"
 
     @property
     def checkpoint_state_file(self) -> Path:
         """The file of the client state at the last checkpoint, once there is a newer state."""
-        return self.memory.with_suffix(".kept")
+        return self.state_file.with_suffix(".kept")
 
     def personal(self, run: str) -> Path:
         """Return the folder of a run's personal models."""
@@ -103,11 +103,11 @@ class StateDir:
 
     def open(self) -> None:
         """Make the folders, and remove nothing, because the run may still be refused. Raises ``OSError``."""
-        self.memory.parent.mkdir(parents=True, exist_ok=True)
+        self.state_file.parent.mkdir(parents=True, exist_ok=True)
 
     def remove_stale(self) -> None:
         """Remove client state of other runs that none has changed for ``STALE_SECONDS``; raises ``OSError``."""
-        for path in self.memory.parent.glob("*"):
+        for path in self.state_file.parent.glob("*"):
             with contextlib.suppress(FileNotFoundError):  # another run's process removed it
                 if not path.name.startswith(f"{self.run}-") and time.time() - path.stat().st_mtime > STALE_SECONDS:
                     path.unlink()
@@ -116,17 +116,17 @@ class StateDir:
         """Return the client state of the run at ``now``, empty if there is none.
 
         Raises:
-            MemoryFileError: If a file is damaged, or if the server knows of newer client state.
+            ClientStateError: If a file is damaged, or if the server knows of newer client state.
         """
-        for path in (self.memory, self.checkpoint_state_file):
+        for path in (self.state_file, self.checkpoint_state_file):
             if path.exists():
                 tensors, (sitting, server_round) = self._read(path)
                 if now.holds(sitting, server_round):
                     if server_round < now.known:
-                        raise MemoryFileError(f"{path} is of round {server_round}, not of round {now.known}")
+                        raise ClientStateError(f"{path} is of round {server_round}, not of round {now.known}")
                     return tensors
         if now.known:
-            raise MemoryFileError(f"{self.memory} of round {now.known} is not there")
+            raise ClientStateError(f"{self.state_file} of round {now.known} is not there")
         return {}
 
     def write(self, tensors: Tensors, now: Moment) -> None:
@@ -137,25 +137,25 @@ class StateDir:
         Raises:
             OSError: If it cannot be written. The old state is then kept.
         """
-        self.memory.parent.mkdir(parents=True, exist_ok=True)
+        self.state_file.parent.mkdir(parents=True, exist_ok=True)
         about = {**self._identity, "sitting": now.sitting, "round": str(now.server_round)}
         about["sha256"] = _digest(tensors, about)
-        new = self.memory.with_suffix(".part")
+        new = self.state_file.with_suffix(".part")
         try:
             write(new, tensors, about, PRIVATE)
             if self._is_of_checkpoint(now):
-                whole = self.memory.with_suffix(".part-kept")
-                shutil.copy(self.memory, whole)  # with its mode
+                whole = self.state_file.with_suffix(".part-kept")
+                shutil.copy(self.state_file, whole)  # with its mode
                 replace(whole, self.checkpoint_state_file)
-            replace(new, self.memory)
+            replace(new, self.state_file)
         except OSError:
             new.unlink(missing_ok=True)
-            self.memory.with_suffix(".part-kept").unlink(missing_ok=True)
+            self.state_file.with_suffix(".part-kept").unlink(missing_ok=True)
             raise
 
     def remove(self) -> None:
         """Delete the client state."""
-        self.memory.unlink(missing_ok=True)
+        self.state_file.unlink(missing_ok=True)
         self.checkpoint_state_file.unlink(missing_ok=True)
 
     def _read(self, path: Path) -> tuple[Tensors, tuple[str, int]]:
@@ -165,27 +165,27 @@ class StateDir:
                 header = file.metadata() or {}
             tensors = read(path)
         except (SafetensorError, OSError, ValueError) as error:
-            raise MemoryFileError(f"{path} is damaged ({error})") from error
+            raise ClientStateError(f"{path} is damaged ({error})") from error
         for key, value in self._identity.items():
             if header.get(key) != value:
-                raise MemoryFileError(f"{path} is of another {key}: {header.get(key)}, not {value}")
+                raise ClientStateError(f"{path} is of another {key}: {header.get(key)}, not {value}")
         if header.pop("sha256", None) != _digest(tensors, header):
-            raise MemoryFileError(f"{path} is damaged (its checksum does not fit)")
+            raise ClientStateError(f"{path} is damaged (its checksum does not fit)")
         return tensors, (header["sitting"], int(header["round"]))
 
     def _is_of_checkpoint(self, now: Moment) -> bool:
         """Return whether the client state that is about to be replaced is the one of the last checkpoint."""
-        if now.checkpoint is None or not self.memory.exists():
+        if now.checkpoint is None or not self.state_file.exists():
             return False
         try:
-            _, (sitting, server_round) = self._read(self.memory)
-        except MemoryFileError:
+            _, (sitting, server_round) = self._read(self.state_file)
+        except ClientStateError:
             return False
         return now.holds(sitting, server_round) and server_round <= now.checkpoint
 
     @property
     def _identity(self) -> dict[str, str]:
-        return {"run": self.run, "node": str(self.node), "method": self.method}
+        return {"run": self.run, "client": str(self.client), "method": self.method}
 
 
 def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:

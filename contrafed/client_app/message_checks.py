@@ -71,7 +71,7 @@ def check_paths(settings: str, data_dir: str) -> None:
                 inside = False
             if not inside:
                 raise UserError(
-                    f"{group}.{key}={str(value)[:100]!r} is not below {allowed}, where this node has data sets; "
+                    f"{group}.{key}={str(value)[:100]!r} is not below {allowed}, where this client has data sets; "
                     "its --node-config data-dir may name another folder"
                 )
 

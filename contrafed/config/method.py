@@ -25,7 +25,7 @@ from contrafed.data.participation import make_participation, pattern_class_of
 from contrafed.server.aggregation import make_aggregation
 from contrafed.server.base import FederatedStrategy, Population, strategy_class_of
 from contrafed.server.buffers import leave_out
-from contrafed.server.checks import broadcast, judged_fault, sent_fault, state_fault
+from contrafed.server.checks import broadcast, eval_model_fault, sent_fault, state_fault
 from contrafed.server.norm_limit import NormLimit
 from contrafed.server.privacy import count_protected_kinds
 from contrafed.training.base import Client
@@ -38,23 +38,23 @@ CHANNELS, SIDE, CLASSES = 3, 32, 10
 
 def check_model(run: Run, model: SplitModel) -> None:
     """Raise ``UserError`` if the clients' messages do not fit ``model``, the privacy or the attack."""
-    strategy = run.node.strategy
+    strategy = run.client.strategy
     client = client_class_of(strategy)
-    what = f"strategy={strategy.name}: {client.__name__}.messages"
+    what = f"strategy={strategy.name}: {client.__name__}.message_spec"
     with _blame(what, client):
-        messages: Any = client.messages(model, strategy.config)
+        messages: Any = client.message_spec(model, strategy.config)
         if fault := _declared_fault(messages, client, model, strategy.config):
             raise UserError(f"{what} {fault}")
     _check_patterns(run, client, model)
-    down, up = messages
-    names = [name.partition("/")[2] for name in up]
+    broadcast_spec, upload_spec = messages
+    names = [name.partition("/")[2] for name in upload_spec]
     if run.privacy.name != "none" and (bare := [name for name in names if name in model.buffer_names]):
         raise UserError(
             f"model.buffers: privacy={run.privacy.name} adds no noise to {bare[0]}. Fix: model.buffers=local or frozen"
         )
     if not isinstance(run.privacy.config, none.Config):
-        count_protected_kinds(list(up), list(down), strategy.name)
-    if run.attack.name != "none" and not run.attack.config.flips_labels and not up:
+        count_protected_kinds(list(upload_spec), list(broadcast_spec), strategy.name)
+    if run.attack.name != "none" and not run.attack.config.flips_labels and not upload_spec:
         raise UserError(f"attack={run.attack.name}: strategy={strategy.name} sends nothing that attackers could change")
 
 
@@ -62,8 +62,8 @@ def check_batches(run: Run, model: SplitModel, sizes: np.ndarray) -> None:
     """Raise ``UserError`` where BatchNorm would train on a batch of one example; ``sizes`` (K,) are training examples."""
     if not has_batch_norm(model) or model.buffers_are == "frozen":
         return
-    config = run.node.strategy.config
-    works = (config.local, client_class_of(run.node.strategy).solver(config))
+    config = run.client.strategy.config
+    works = (config.local, client_class_of(run.client.strategy).upload_training(config))
     sizes = sizes[: run.num_trained]
     unfit = {size for size in np.unique(sizes).tolist() if size and any(work.smallest_batch(size) == 1 for work in works)}
     if not unfit:
@@ -71,21 +71,23 @@ def check_batches(run: Run, model: SplitModel, sizes: np.ndarray) -> None:
     clients = [client for client, size in enumerate(sizes.tolist()) if size in unfit]
     first = int(sizes[clients[0]])
     if first == 1:
-        key, fix = "partition.min_node_size", "partition.min_node_size=2"
+        key, fix = "partition.min_client_size", "partition.min_client_size=2"
     elif min(work.batch_of(first) for work in works) == 1:
         key, fix = "strategy.local.batch_size", "strategy.local.batch_size=2 or more"
     else:
         key, fix = "strategy.local.last_batch", "strategy.local.last_batch=drop or merge"
-    which = f"{len(clients)} of {len(sizes)} nodes have a batch of one example, such as node {clients[0]} with {first} examples"
-    raise UserError(f"{key}: {which}, and BatchNorm of model={run.node.model.name} needs two. Fix: {fix}")
+    which = (
+        f"{len(clients)} of {len(sizes)} clients have a batch of one example, such as client {clients[0]} with {first} examples"
+    )
+    raise UserError(f"{key}: {which}, and BatchNorm of model={run.client.model.name} needs two. Fix: {fix}")
 
 
 def _check_patterns(run: Run, client: type[Client], model: SplitModel) -> None:
     """Raise ``UserError`` where a pattern of ``shared_parts`` fits no tensor of the model."""
-    for part in filter(is_pattern, client.shared_parts(run.node.strategy.config)):
+    for part in filter(is_pattern, client.shared_parts(run.client.strategy.config)):
         pattern = part.removeprefix("!")
         if pattern != "norm" and not any(is_in(name, (pattern,)) for name in model.tensors()):
-            what = f"strategy={run.node.strategy.name}: shared_parts has {part!r}, which no tensor of the model fits"
+            what = f"strategy={run.client.strategy.name}: shared_parts has {part!r}, which no tensor of the model fits"
             raise UserError(f"{what}. Fix: a pattern of names such as {next(iter(model.tensors()))}")
 
 
@@ -97,7 +99,7 @@ def build_strategy(
     *,
     settings: str,
     num_rounds: int,
-    work_of: Callable[[int], int] | None = None,
+    num_local_steps: Callable[[int], int] | None = None,
 ) -> FederatedStrategy:
     """Build the strategy of a run in its state before the first round. Each run builds its own, because it has state.
 
@@ -108,12 +110,12 @@ def build_strategy(
         class_proportions: Returns the class proportions (K, C) of the clients that may train.
         settings: The JSON that clients receive.
         num_rounds: The number of planned rounds.
-        work_of: Returns how many local steps a client takes with so many examples.
+        num_local_steps: Returns how many local steps a client takes with so many examples.
 
     Raises:
         UserError: If the author's code fails, in one line with its place.
     """
-    strategy, pattern = run.node.strategy, run.participation
+    strategy, pattern = run.client.strategy, run.participation
     found = strategy_class_of(run.server)
     try:
         with _blame(f"participation={pattern.name}", pattern_class_of(pattern)):
@@ -122,7 +124,7 @@ def build_strategy(
             built = found(
                 run.server.config,
                 client_class=client_class_of(strategy),
-                node_config=strategy.config,
+                client_config=strategy.config,
                 model=model,
                 population=population,
                 participation=participation,
@@ -132,13 +134,13 @@ def build_strategy(
                 max_norm=run.engine.config.max_norm,
                 norm_limit=make_norm_limit(run),
                 min_replies=run.min_replies,
-                work_of=work_of,
-                post_train=run.judge == "post_train",
+                num_local_steps=num_local_steps,
+                after_training=run.evaluate_after == "local_training",
                 privacy=run.privacy.config if isinstance(run.privacy.config, central.Config) else None,
                 aggregation=make_aggregation(run.aggregation),
             )
     except MemoryError as error:
-        raise UserError(f"num_nodes={run.num_nodes} or the model is too large for this machine's memory") from error
+        raise UserError(f"num_clients={run.num_clients} or the model is too large for this machine's memory") from error
     if not hasattr(built, "state"):
         raise UserError(f"{_name(run)}.__init__ must call super().__init__ with all that it is given; or write setup() instead")
     return built
@@ -157,12 +159,12 @@ def check_strategy(run: Run, strategy: FederatedStrategy, initial: Tensors) -> N
     with _blame(f"{_name(run)}.broadcast", author):
         shared = broadcast(strategy, strategy.broadcast, initial)
     initial = leave_out(initial, strategy.buffers)
-    with _blame(f"{_name(run)}.download", author):
-        own = strategy.download(initial, 0, False)
+    with _blame(f"{_name(run)}.per_client_broadcast", author):
+        own = strategy.per_client_broadcast(initial, 0, False)
     if fault := sent_fault(strategy, shared, {} if own is None else own):
         raise UserError(fault)
-    with _blame(f"{_name(run)}.judged", author):
-        if fault := judged_fault(strategy, initial, strategy.judged(initial)):
+    with _blame(f"{_name(run)}.eval_model", author):
+        if fault := eval_model_fault(strategy, initial, strategy.eval_model(initial)):
             raise UserError(fault)
     if fault := state_fault(strategy):
         raise UserError(fault)
@@ -173,9 +175,9 @@ def try_method(run: Run) -> None:
 
     Raises ``UserError``. What is built here is discarded.
     """
-    model = _outline(json.dumps(dict(run.node.model.values), sort_keys=True))
+    model = _outline(json.dumps(dict(run.client.model.values), sort_keys=True))
     check_model(run, model)
-    population = Population(np.broadcast_to(1, run.num_nodes), np.broadcast_to(0, run.num_nodes))
+    population = Population(np.broadcast_to(1, run.num_clients), np.broadcast_to(0, run.num_clients))
     proportions = np.broadcast_to(1 / CLASSES, (run.num_trained, CLASSES))
     strategy = build_strategy(run, model, population, lambda: proportions, settings="", num_rounds=1)
     check_strategy(run, strategy, {name: torch.zeros(()).expand(value.shape) for name, value in model.tensors().items()})
@@ -193,14 +195,14 @@ def _blame(what: str, author: type) -> contextlib.AbstractContextManager[None]:
 def _declared_fault(messages: Any, client: type[Client], model: SplitModel, config: Any) -> str:
     """Return what is wrong with the names and shapes that a client declares, empty if nothing is."""
     if not isinstance(messages, tuple) or len(messages) != 2 or not all(isinstance(shapes, Mapping) for shapes in messages):
-        return f"must return two dictionaries, what a node receives and what it sends, got {type(messages).__name__}"
+        return f"must return two dictionaries, what a client receives and what it sends, got {type(messages).__name__}"
     for name, shape in (item for shapes in messages for item in shapes.items()):
         if not isinstance(shape, tuple) or not all(isinstance(side, int | np.integer) and side >= 0 for side in shape):
             return f"must return shapes, tuples of whole numbers such as (10, 64), got {shape!r} for {name}"
     shared, tensors = client.list_shared(model, config), model.tensors()
     for name, value in tensors.items():
         if name in shared and messages[0].get(f"model/{name}") != tuple(value.shape):
-            return f"must have a node receive model/{name}, of shape {tuple(value.shape)}: its part is in `shared`"
+            return f"must have a client receive model/{name}, of shape {tuple(value.shape)}: its part is in `shared`"
     return ""
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from omegaconf import OmegaConf
 
 from contrafed.core import registry
-from contrafed.core.client_run import PACKAGES, Choice, NodeRun, choose, node_run
+from contrafed.core.client_run import PACKAGES, Choice, ClientRun, choose, client_run_of
 from contrafed.core.disk import expand_home
 from contrafed.core.errors import UserError, unknown
 from contrafed.core.metrics import beside_accuracy
@@ -19,7 +19,7 @@ from contrafed.core.schema import Range, build
 from contrafed.core.tracker import check_tracker
 
 # Entries of `log`. `contrafed/runs/diagnostics.py` describes what each one writes.
-LOG_CHOICES = ("deviation", "features", "nodes_train", "probability", "weights")
+LOG_CHOICES = ("deviation", "features", "clients_train", "probability", "weights")
 
 SERVER_GROUPS = ("participation", "engine", "privacy", "attack", "aggregation", "tracker")
 GROUPS = ("strategy", "dataset", "partition", "participation", "model", "engine", *SERVER_GROUPS[2:])
@@ -28,7 +28,7 @@ GROUPS = ("strategy", "dataset", "partition", "participation", "model", "engine"
 # decide which replies are rejected.
 HOW_IT_RUNS = (
     "output_dir", "verbose", "engine", "tracker", "resume", "checkpoint_every", "checkpoint_keep", "save_personal",
-    "wait_for_nodes", "objective",
+    "wait_for_clients", "objective",
 )  # fmt: skip
 RULING_KEYS = ("engine.max_norm", "engine.max_norm_ratio", "engine.round_timeout")
 PLACE_KEYS = ("dataset.root", "dataset.download")  # folders of data, on which no number depends either
@@ -48,16 +48,16 @@ class Top:
 
     seed: Annotated[int, Range(ge=0, lt=2**63)]
     federation_seed: Annotated[int, Range(ge=0, lt=2**63)] | None
-    num_nodes: Annotated[int, Range(ge=1)]
+    num_clients: Annotated[int, Range(ge=1)]
     num_rounds: Annotated[int, Range(ge=1)]
     min_replies: Annotated[int, Range(ge=0)]
     on_divergence: Literal["reject", "stop"]
     eval_every: Annotated[int, Range(ge=1)]
     eval_train: bool
-    eval_nodes: bool | None
-    held_out_nodes: Annotated[int, Range(ge=0)]
+    eval_clients: bool | None
+    held_out_clients: Annotated[int, Range(ge=0)]
     metrics: tuple[str, ...]
-    judge: Literal["received", "post_train"]
+    evaluate_after: Literal["download", "local_training"]
     early_stop: Annotated[int, Range(ge=1)] | None
     target_accuracy: Annotated[float, Range(gt=0, le=1)] | None
     init_from: str | None
@@ -67,7 +67,7 @@ class Top:
     log: tuple[str, ...]
     save_personal: bool
     evaluate_only: str | None
-    wait_for_nodes: Annotated[float, Range(gt=0)] | None
+    wait_for_clients: Annotated[float, Range(gt=0)] | None
     output_dir: str
     objective: str | None
     verbose: bool
@@ -80,14 +80,14 @@ class Top:
     @property
     def num_trained(self) -> int:
         """The number of clients that may train: all except the held-out ones, which are the last."""
-        return self.num_nodes - self.held_out_nodes
+        return self.num_clients - self.held_out_clients
 
 
 @dataclass(frozen=True)
 class Run(Top):
     """One run, in the form that the server's code uses."""
 
-    node: NodeRun
+    client: ClientRun
     server: Choice  # the server's strategy
     participation: Choice
     engine: Choice
@@ -122,37 +122,39 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     config = for_evaluation(composed)
     top = check_top(config)
     _check_keys(config["strategy"])
-    node, server = node_run(config), server_of(config["strategy"])
+    client, server = client_run_of(config), server_of(config["strategy"])
     chosen: dict[str, Any] = {group: choose(group, config[group]) for group in SERVER_GROUPS}
     participation = chosen["participation"]
-    contrafed.data.images.check(node.dataset)
-    contrafed.data.checks.check(node.partition, node.num_nodes)
-    if top.held_out_nodes and node.partition.config.scarce_nodes:
-        raise UserError("partition.scarce_nodes and held_out_nodes are both the last nodes: the scarce ones would never train")
+    contrafed.data.images.check(client.dataset)
+    contrafed.data.checks.check(client.partition, client.num_clients)
+    if top.held_out_clients and client.partition.config.scarce_clients:
+        raise UserError(
+            "partition.scarce_clients and held_out_clients are both the last clients: the scarce ones would never train"
+        )
     asked = participation.config.count(top.num_trained) or top.num_trained
     if top.min_replies > asked:
-        who = "participation.select asks" if asked < top.num_trained else "train (held_out_nodes)"
+        who = "participation.select asks" if asked < top.num_trained else "train (held_out_clients)"
         raise UserError(f"min_replies={top.min_replies} is more than the {asked} that {who}: the model would never change")
     pattern_class_of(participation)
     check_tracker(chosen["tracker"])
-    _check_recipe(node.strategy, top.num_rounds)
+    _check_local_training(client.strategy, top.num_rounds)
     rule_class = strategy_class_of(server)
     with registry.report_author_errors(
         f"strategy.server={server.name}: {rule_class.__name__}.check", str(server.module.__file__)
     ):
-        rule_class.check(server.config, node.strategy, participation)
-    check_classes(node.strategy, server)
+        rule_class.check(server.config, client.strategy, participation)
+    check_classes(client.strategy, server)
     check_participation(participation, top.num_trained, top.seed_of_federation)
     check_privacy(chosen["privacy"], server, participation, top.min_replies)
     check_mean(chosen["aggregation"], server, chosen["privacy"])
-    check_attack(chosen["attack"], node, top.num_trained)
-    check_log(top.log, node.strategy, server, participation, chosen["privacy"])
-    personal = top.judge == "post_train" or client_class_of(node.strategy).is_personal(node.strategy.config)
-    personal = personal or node.model.values.get("buffers") == "local"
+    check_attack(chosen["attack"], client, top.num_trained)
+    check_log(top.log, client.strategy, server, participation, chosen["privacy"])
+    personal = top.evaluate_after == "local_training" or client_class_of(client.strategy).is_personal(client.strategy.config)
+    personal = personal or client.model.values.get("buffers") == "local"
     if top.save_personal and not personal:
-        raise UserError(f"save_personal: strategy={node.strategy.name} has no personal models, only the global one")
-    node = replace(node, flipped=wrong_labels(chosen["attack"], top))
-    return Run(**vars(top), node=node, server=server, **chosen, composed=config)
+        raise UserError(f"save_personal: strategy={client.strategy.name} has no personal models, only the global one")
+    client = replace(client, flipped=wrong_labels(chosen["attack"], top))
+    return Run(**vars(top), client=client, server=server, **chosen, composed=config)
 
 
 def check_top(config: Mapping[str, Any]) -> Top:
@@ -172,17 +174,17 @@ def check_top(config: Mapping[str, Any]) -> Top:
         pass
     except OSError as error:
         raise UserError(f"output_dir: cannot write to {top.output_dir} ({error.strerror})") from None
-    if top.min_replies > top.num_nodes:
-        raise UserError(f"min_replies={top.min_replies} is more than num_nodes={top.num_nodes}")
-    if top.held_out_nodes >= top.num_nodes:
-        raise UserError(f"held_out_nodes={top.held_out_nodes} leaves none of num_nodes={top.num_nodes} to train")
+    if top.min_replies > top.num_clients:
+        raise UserError(f"min_replies={top.min_replies} is more than num_clients={top.num_clients}")
+    if top.held_out_clients >= top.num_clients:
+        raise UserError(f"held_out_clients={top.held_out_clients} leaves none of num_clients={top.num_clients} to train")
     for name in top.log:
         if name not in LOG_CHOICES:
             raise unknown("log", name, LOG_CHOICES)
     if config["dataset"]["name"] == "own" and config["partition"]["name"] != "own":
         raise UserError("dataset=own has no images to deal out; it goes with partition=own")
     if config["engine"]["name"] == "flower" and (top.checkpoint_every is not None or top.resume is not None):
-        raise UserError("engine=flower keeps what nodes remember to itself; checkpoints need engine=ray or engine=local")
+        raise UserError("engine=flower keeps what clients remember to itself; checkpoints need engine=ray or engine=local")
     if top.resume is not None and top.evaluate_only is not None:
         raise UserError("resume and evaluate_only exclude each other")
     if top.resume is not None and config["privacy"].get("noise") == "secret":
@@ -192,24 +194,24 @@ def check_top(config: Mapping[str, Any]) -> Top:
     return top
 
 
-def check_log(names: Sequence[str], node: Choice, server: Choice, participation: Choice, privacy: Choice) -> None:
+def check_log(names: Sequence[str], client: Choice, server: Choice, participation: Choice, privacy: Choice) -> None:
     """Raise ``UserError`` for an entry of ``log`` that the chosen method or participation does not have."""
     from contrafed.data.participation import Heterogeneous
     from contrafed.server.base import FederatedStrategy, strategy_class_of
     from contrafed.training.loop import is_pattern
     from contrafed.training.workspace import client_class_of
 
-    shared, rule = client_class_of(node).shared_parts(node.config), strategy_class_of(server)
+    shared, rule = client_class_of(client).shared_parts(client.config), strategy_class_of(server)
     if any(is_pattern(part) for part in shared):  # some tensors of each part stay on the clients
         shared = ("some",)
     missing = {
-        "deviation": "" if shared else "its nodes send no part of the model",
-        "features": "" if {"encoder", "projector"} <= set(shared) else "its nodes keep their encoder or projector",
-        "nodes_train": ""
+        "deviation": "" if shared else "its clients send no part of the model",
+        "features": "" if {"encoder", "projector"} <= set(shared) else "its clients keep their encoder or projector",
+        "clients_train": ""
         if rule.has_global_model and {"encoder", "projector", "classifier"} <= set(shared)
         else "it has no global model",
-        "weights": f"the rule {server.name} gives a node that is away no weight"
-        if rule.node_weights is FederatedStrategy.node_weights
+        "weights": f"the rule {server.name} gives a client that is away no weight"
+        if rule.client_weights is FederatedStrategy.client_weights
         else "",
     }
     for name in names:
@@ -218,7 +220,7 @@ def check_log(names: Sequence[str], node: Choice, server: Choice, participation:
         if name == "probability" and not isinstance(participation.config, Heterogeneous):
             raise UserError(f"log=[probability] does not go with participation={participation.name}: it has no p_k")
         if missing.get(name):
-            raise UserError(f"log=[{name}] does not go with strategy={node.name}: {missing[name]}")
+            raise UserError(f"log=[{name}] does not go with strategy={client.name}: {missing[name]}")
 
 
 def server_of(strategy: Mapping[str, Any]) -> Choice:
@@ -240,7 +242,7 @@ def _rule_of(strategy: Mapping[str, Any]) -> ModuleType:
     return module
 
 
-def _check_recipe(strategy: Choice, num_rounds: int) -> None:
+def _check_local_training(strategy: Choice, num_rounds: int) -> None:
     """Raise ``UserError`` for missing training settings, for settings that a method does not support, or for a rate of 0."""
     from contrafed.training.local_training import LocalTraining
     from contrafed.training.workspace import client_class_of
@@ -261,7 +263,7 @@ def wrong_labels(attack: Choice, top: Top) -> tuple[int, ...]:
     from contrafed.engines.attack import Attackers
 
     flips = isinstance(attack.config, Attackers) and attack.config.flips_labels
-    return attack.config.among(top.num_nodes, top.seed) if flips else ()
+    return attack.config.among(top.num_clients, top.seed) if flips else ()
 
 
 def _check_keys(strategy: Mapping[str, Any]) -> None:
@@ -278,9 +280,9 @@ NO_TRAINING = {
     "min_replies": 0, "save_personal": False, "init_from": None, "resume": None, "checkpoint_every": None, "early_stop": None,
     "target_accuracy": None, "privacy": {"name": "none"}, "attack": {"name": "none"}, "aggregation": {"name": "mean"},
 }  # fmt: skip
-SCORING_KEYS = ("eval_train", "eval_nodes", "metrics")  # the run's, if the command line does not set them
+SCORING_KEYS = ("eval_train", "eval_clients", "metrics")  # the run's, if the command line does not set them
 EVALUATION_KEYS = (
-    "evaluate_only", "engine", "tracker", "output_dir", "verbose", "wait_for_nodes", *SCORING_KEYS,
+    "evaluate_only", "engine", "tracker", "output_dir", "verbose", "wait_for_clients", *SCORING_KEYS,
 )  # fmt: skip
 
 

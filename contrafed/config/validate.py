@@ -5,7 +5,7 @@ import inspect
 import numpy as np
 
 from contrafed.core import registry
-from contrafed.core.client_run import Choice, NodeRun
+from contrafed.core.client_run import Choice, ClientRun
 from contrafed.core.errors import UserError, unknown
 from contrafed.core.privacy import central, gaussian
 from contrafed.data.participation import make_participation, pattern_class_of
@@ -47,7 +47,7 @@ def check_participation(participation: Choice, num_trained: int, seed: int) -> N
             pattern.probability()
             pattern.participants(1)
     except MemoryError as error:
-        raise UserError(f"num_nodes={num_trained} is too large for this machine's memory") from error
+        raise UserError(f"num_clients={num_trained} is too large for this machine's memory") from error
 
 
 def check_privacy(privacy: Choice, server: Choice, participation: Choice, min_replies: int) -> None:
@@ -56,7 +56,7 @@ def check_privacy(privacy: Choice, server: Choice, participation: Choice, min_re
         needs_accountant()
     if not isinstance(privacy.config, central.Config):
         return
-    if reason := strategy_class_of(server).single_replies(server.config):
+    if reason := strategy_class_of(server).needs_individual_updates(server.config):
         raise UserError(
             f"privacy=central adds noise to one weighted sum of clipped updates, but strategy.server={server.name} {reason}; "
             "privacy=local goes with any rule"
@@ -69,13 +69,15 @@ def _check_sampling(server: Choice, participation: Choice, min_replies: int) -> 
     """Raise ``UserError`` unless all clients are drawn independently with one probability, and with fixed weights."""
     config, wrong = participation.config, ""
     if not vars(pattern_class_of(participation)).get("independent_draws", False):
-        wrong = f"participation={participation.name} does not draw each node independently; participation=bernoulli does"
+        wrong = f"participation={participation.name} does not draw each client independently; participation=bernoulli does"
     elif getattr(config, "beta", None) is not None:
-        wrong = "nodes have different probabilities; participation.beta=null gives them one"
+        wrong = "clients have different probabilities; participation.beta=null gives them one"
     elif config.select is not None:
-        wrong = "participation.select draws nodes without replacement, not independently; set it to null"
+        wrong = "participation.select draws clients without replacement, not independently; set it to null"
     elif getattr(server.config, "weights", None) not in strategy_class_of(server).fixed_weights:
-        wrong = "a node's weight depends on who else takes part; with strategy=fedavg strategy.weights=all_nodes it is fixed"
+        wrong = (
+            "a client's weight depends on who else takes part; with strategy=fedavg strategy.weights=all_clients it is fixed"
+        )
     elif config.loss_rate == 1:
         wrong = "participation.loss_rate=1 leaves no reply"
     elif min_replies:
@@ -91,13 +93,16 @@ def check_mean(aggregation: Choice, server: Choice, privacy: Choice) -> None:
     if isinstance(privacy.config, central.Config):
         raise UserError(f"privacy=central adds noise to a weighted mean; aggregation={aggregation.name} is none")
     # The class states it for itself, because a subclass may use replies differently.
-    averages, weights = vars(strategy_class_of(server)).get("averages", False), getattr(server.config, "weights", "samples")
+    averages, weights = (
+        vars(strategy_class_of(server)).get("linear_in_updates", False),
+        getattr(server.config, "weights", "samples"),
+    )
     what = f"strategy.weights={weights}" if averages else f"strategy.server={server.name}"
     if not averages or weights not in ("samples", "uniform"):
         raise UserError(f"aggregation={aggregation.name} stands in for a mean of the participants, which {what} does not take")
 
 
-def check_attack(attack: Choice, node: NodeRun, num_trained: int) -> None:
+def check_attack(attack: Choice, client: ClientRun, num_trained: int) -> None:
     """Raise ``UserError`` for a malformed attack of the user's, or for unusable attackers.
 
     Attackers are unusable if all of them are held out, or if they need honest clients and leave none of ``num_trained``.
@@ -109,9 +114,9 @@ def check_attack(attack: Choice, node: NodeRun, num_trained: int) -> None:
         raise UserError(f"attack={attack.name}: Config of {attack.module.__name__} {wanted}")
     if not attack.config.flips_labels:
         registry.only_subclass(attack.module, Attack)
-    attackers = attack.config.among(node.num_nodes, node.seed)
+    attackers = attack.config.among(client.num_clients, client.seed)
     training = [attacker for attacker in attackers if attacker < num_trained]
     if attackers and not training:
-        raise UserError(f"attack={attack.name}: its {len(attackers)} nodes are held out, and never train")
+        raise UserError(f"attack={attack.name}: its {len(attackers)} clients are held out, and never train")
     if attack.config.needs_honest and len(training) == num_trained:
-        raise UserError(f"attack={attack.name}: all {num_trained} nodes attack, and use the changes of those that do not")
+        raise UserError(f"attack={attack.name}: all {num_trained} clients attack, and use the changes of those that do not")

@@ -1,6 +1,6 @@
 """Hold a run's choices as typed objects: for each group a module and its checked settings, and the part that a client needs.
 
-``NodeRun`` is sent to workers and devices as JSON. There ``node_run`` rebuilds it, as it built it on the server.
+``ClientRun`` is sent to workers and devices as JSON. There ``client_run_of`` rebuilds it, as it built it on the server.
 """
 
 import importlib
@@ -48,8 +48,8 @@ FUNCTIONS = {
     "dataset": {"load": "config, name"},
     "partition": {
         "split": "config, draw",
-        "explicit": "config, test, num_nodes",
-        "lazy": "config, y, pool, num_classes, num_nodes, seed",
+        "explicit": "config, test, num_clients",
+        "lazy": "config, y, pool, num_classes, num_clients, seed",
     },
     "model": {"build": "config, in_channels, image_size, num_classes"},
 }
@@ -94,11 +94,11 @@ def choose(group: str, values: Mapping[str, Any], module: ModuleType | None = No
 
 
 @dataclass(frozen=True)
-class NodeRun:
+class ClientRun:
     """The part of a run's configuration that a client needs. The other settings stay on the server."""
 
     seed: int
-    num_nodes: int
+    num_clients: int
     strategy: Choice  # the client
     dataset: Choice
     partition: Choice
@@ -115,27 +115,27 @@ class NodeRun:
 
     def to_json(self) -> str:
         """Return the run as JSON, the same text for the same run."""
-        names = NODE_GROUPS if self.privacy is None else (*NODE_GROUPS, "privacy")
+        names = CLIENT_GROUPS if self.privacy is None else (*CLIENT_GROUPS, "privacy")
         groups = {name: dict(getattr(self, name).values) for name in names}
-        others = {name: getattr(self, name) for name in ("seed", "num_nodes", "flipped", "images")}
+        others = {name: getattr(self, name) for name in ("seed", "num_clients", "flipped", "images")}
         if self.federation_seed is not None:
             others["federation_seed"] = self.federation_seed
         return json.dumps({**others, **groups}, sort_keys=True)
 
     @staticmethod
-    def from_json(text: str) -> "NodeRun":
+    def from_json(text: str) -> "ClientRun":
         """Return the run that ``to_json`` described.
 
         Raises:
             UserError: If this machine lacks something that the run needs.
         """
-        return node_run(json.loads(text))
+        return client_run_of(json.loads(text))
 
 
-NODE_GROUPS = ("strategy", "dataset", "partition", "model")
+CLIENT_GROUPS = ("strategy", "dataset", "partition", "model")
 
 
-def node_run(values: Mapping[str, Any]) -> NodeRun:
+def client_run_of(values: Mapping[str, Any]) -> ClientRun:
     """Return the client's part of a composed configuration.
 
     Settings of the server's strategy are left out.
@@ -143,7 +143,7 @@ def node_run(values: Mapping[str, Any]) -> NodeRun:
     Raises:
         UserError: For a wrong name, key, type or value.
     """
-    chosen: dict[str, Any] = {name: choose(name, values[name]) for name in NODE_GROUPS}
+    chosen: dict[str, Any] = {name: choose(name, values[name]) for name in CLIENT_GROUPS}
     privacy = choose("privacy", values["privacy"]) if "privacy" in values else None
     if privacy is None or not isinstance(privacy.config, local.Config | laplace.Config):
         privacy = None
@@ -154,4 +154,4 @@ def node_run(values: Mapping[str, Any]) -> NodeRun:
         "privacy": privacy,
         "federation_seed": values.get("federation_seed"),
     }
-    return NodeRun(values["seed"], values["num_nodes"], **chosen, **more)
+    return ClientRun(values["seed"], values["num_clients"], **chosen, **more)

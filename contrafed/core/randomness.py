@@ -10,17 +10,17 @@ import numpy as np
 import torch
 
 
-def _sequence(seed: int, purpose: str, server_round: int, node: int) -> np.random.SeedSequence:
+def _sequence(seed: int, purpose: str, server_round: int, client: int) -> np.random.SeedSequence:
     # crc32 rather than hash(): Python salts the hash of strings per process.
-    return np.random.SeedSequence([seed, zlib.crc32(purpose.encode()), server_round, node])
+    return np.random.SeedSequence([seed, zlib.crc32(purpose.encode()), server_round, client])
 
 
-def generator(seed: int, purpose: str, server_round: int = 0, node: int = 0) -> np.random.Generator:
+def generator(seed: int, purpose: str, server_round: int = 0, client: int = 0) -> np.random.Generator:
     """Return the NumPy generator of (seed, purpose, round, client). All four are non-negative."""
-    return np.random.Generator(np.random.PCG64(_sequence(seed, purpose, server_round, node)))
+    return np.random.Generator(np.random.PCG64(_sequence(seed, purpose, server_round, client)))
 
 
-def torch_generator(seed: int, purpose: str, server_round: int = 0, node: int = 0) -> torch.Generator:
+def torch_generator(seed: int, purpose: str, server_round: int = 0, client: int = 0) -> torch.Generator:
     """Return the torch CPU generator of (seed, purpose, round, client)."""
-    state = _sequence(seed, purpose, server_round, node).generate_state(1, np.uint64)[0]
+    state = _sequence(seed, purpose, server_round, client).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(state) & 0x7FFF_FFFF_FFFF_FFFF)

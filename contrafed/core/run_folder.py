@@ -47,4 +47,6 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"cannot read {folder / 'config.yaml'} ({type(error).__name__})") from error
     if not isinstance(stored, dict):
         raise UserError(f"{folder / 'config.yaml'} is no run's configuration")
+    if "num_nodes" in stored:
+        raise UserError(f"{folder}: a run of an older Contrafed, whose keys had other names. Fix: name another folder")
     return {str(key): value for key, value in stored.items()}

@@ -6,7 +6,7 @@ A method, model, data set, partition or participation pattern declares a datacla
     class Config:
         temperature: Annotated[float, Range(gt=0)]
         scope: Literal["across", "within"]
-        max_nodes: int | None
+        max_clients: int | None
 
 and ``build(Config, mapping, "strategy")`` turns the composed YAML into it or raises one clear ``UserError``.
 """

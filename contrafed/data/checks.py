@@ -26,18 +26,18 @@ def split_of(choice: Choice, draw: Any) -> list[np.ndarray]:
         found = choice.module.split(choice.config, draw)
     if moved := [name for name, state in _shared_generators().items() if state != before[name]]:
         raise UserError(f"{said} the same parts whenever it is asked: it draws from {moved[0]}, not from draw.rng")
-    parts = _check_parts(found, draw.num_nodes, len(draw.y), said, "draw.y")
+    parts = _check_parts(found, draw.num_clients, len(draw.y), said, "draw.y")
     check_distinct(parts, said)
     return parts
 
 
-def explicit_of(choice: Choice, test: np.ndarray, num_nodes: int) -> tuple[list[np.ndarray], list[np.ndarray] | None]:
+def explicit_of(choice: Choice, test: np.ndarray, num_clients: int) -> tuple[list[np.ndarray], list[np.ndarray] | None]:
     """Return each client's training part, and its test part if the partition has one.
 
     Args:
         choice: The partition.
         test: Marks the central test split (N,) bool. No client may train on it.
-        num_nodes: K.
+        num_clients: K.
 
     Returns:
         K training parts, and K test parts or None.
@@ -46,15 +46,15 @@ def explicit_of(choice: Choice, test: np.ndarray, num_nodes: int) -> tuple[list[
         UserError: If the partition's ``explicit`` returns something else.
     """
     with own_code(choice, "explicit"):
-        found = choice.module.explicit(choice.config, test, num_nodes)
+        found = choice.module.explicit(choice.config, test, num_clients)
     said = said_of(choice, "explicit")
     if not isinstance(found, tuple) or len(found) != 2:
         raise UserError(f"{said} training parts and test parts, or None for these, as a pair; got {type(found).__name__}")
-    train = _check_parts(found[0], num_nodes, len(test), said, "all images")
-    own = None if found[1] is None else _check_parts(found[1], num_nodes, len(test), said, "all images")
+    train = _check_parts(found[0], num_clients, len(test), said, "all images")
+    own = None if found[1] is None else _check_parts(found[1], num_clients, len(test), said, "all images")
     check_distinct(train if own is None else [np.concatenate(both) for both in zip(train, own, strict=True)], said)
-    for node, part in enumerate(train):
-        _check_trained(part, test, said, node)
+    for client, part in enumerate(train):
+        _check_trained(part, test, said, client)
     return train, own
 
 
@@ -72,13 +72,13 @@ def check_lazy(choice: Choice, partition: Any, test: np.ndarray) -> None:
         UserError: If they train on images of the test split, or if their parts are not positions.
     """
     said = said_of(choice, "lazy")
-    for node in sorted({0, partition.num_nodes - 1}):
+    for client in sorted({0, partition.num_clients - 1}):
         with own_code(choice, "lazy"):
-            found = partition.train(node), partition.test(node)
-        train, own = (_check_part(part, len(test), said, node, "y") for part in found)
-        _check_trained(train, test, said, node)
+            found = partition.train(client), partition.test(client)
+        train, own = (_check_part(part, len(test), said, client, "y") for part in found)
+        _check_trained(train, test, said, client)
         if len(both := np.intersect1d(train, own)):
-            raise UserError(f"{said} test parts apart from training parts; node {node} has {len(both)} images in both")
+            raise UserError(f"{said} test parts apart from training parts; client {client} has {len(both)} images in both")
 
 
 def own_code(choice: Choice, function: str) -> contextlib.AbstractContextManager[None]:
@@ -94,28 +94,28 @@ def _shared_generators() -> dict[str, Any]:
     return {"numpy.random": (np.asarray(keys).tobytes(), place), "random": random.getstate()}
 
 
-def _check_parts(found: Any, num_nodes: int, size: int, said: str, of: str) -> list[np.ndarray]:
+def _check_parts(found: Any, num_clients: int, size: int, said: str, of: str) -> list[np.ndarray]:
     """Return K index arrays into the ``size`` elements of ``of``. Raises ``UserError`` if ``found`` is something else."""
-    if not isinstance(found, list) or len(found) != num_nodes:
+    if not isinstance(found, list) or len(found) != num_clients:
         got = f"{len(found)} parts" if isinstance(found, list) else type(found).__name__
-        raise UserError(f"{said} a list of {num_nodes} index arrays, one a node; got {got}")
-    return [_check_part(part, size, said, node, of) for node, part in enumerate(found)]
+        raise UserError(f"{said} a list of {num_clients} index arrays, one a client; got {got}")
+    return [_check_part(part, size, said, client, of) for client, part in enumerate(found)]
 
 
-def _check_part(part: Any, size: int, said: str, node: int, of: str) -> np.ndarray:
+def _check_part(part: Any, size: int, said: str, client: int, of: str) -> np.ndarray:
     """Return a client's index array (n,) as int64. Raises ``UserError`` if ``part`` is something else."""
     if not isinstance(part, np.ndarray) or part.ndim != 1 or (len(part) and part.dtype.kind not in "iu"):
         got = f"{part.dtype} {part.shape}" if isinstance(part, np.ndarray) else f"a {type(part).__name__}"
-        raise UserError(f"{said} arrays (n,) of whole numbers; node {node} has {got}")
+        raise UserError(f"{said} arrays (n,) of whole numbers; client {client} has {got}")
     if len(part) and not 0 <= part.min() <= part.max() < size:
-        raise UserError(f"{said} positions in {of}, 0..{size - 1}; node {node} has {part.min()}..{part.max()}")
+        raise UserError(f"{said} positions in {of}, 0..{size - 1}; client {client} has {part.min()}..{part.max()}")
     return part.astype(np.int64)
 
 
-def _check_trained(part: np.ndarray, test: np.ndarray, said: str, node: int) -> None:
+def _check_trained(part: np.ndarray, test: np.ndarray, said: str, client: int) -> None:
     """Raise ``UserError`` if a client trains on images of the central test split."""
     if count := int(test[part].sum()):
-        raise UserError(f"{said} training parts without test images; node {node} has {count} of the test split")
+        raise UserError(f"{said} training parts without test images; client {client} has {count} of the test split")
 
 
 def said_of(choice: Choice, function: str) -> str:
@@ -129,19 +129,19 @@ def check_distinct(parts: Sequence[np.ndarray], said: str) -> None:
     repeated = every[1:][every[1:] == every[:-1]]
     if not len(repeated):
         return
-    for node, part in enumerate(parts):
+    for client, part in enumerate(parts):
         if (distinct := len(np.unique(part))) < len(part):
-            raise UserError(f"{said} no position twice; node {node} has {len(part)}, of which {distinct} distinct")
-    first, second = [node for node, part in enumerate(parts) if (part == repeated[0]).any()][:2]
+            raise UserError(f"{said} no position twice; client {client} has {len(part)}, of which {distinct} distinct")
+    first, second = [client for client, part in enumerate(parts) if (part == repeated[0]).any()][:2]
     shared = len(np.intersect1d(parts[first], parts[second]))
     raise UserError(
-        f"{said} no position twice; nodes {first} and {second} share {shared}; define lazy where nodes are to share"
+        f"{said} no position twice; clients {first} and {second} share {shared}; define lazy where clients are to share"
     )
 
 
-def check(choice: Choice, num_nodes: int) -> None:
+def check(choice: Choice, num_clients: int) -> None:
     """Raise ``UserError`` for settings that contradict each other, or for a missing file. Loads no data."""
-    check_common(choice, num_nodes)
+    check_common(choice, num_clients)
     if hasattr(choice.config, "path"):
         if choice.config.path is None:
             raise UserError(f"partition={choice.name} needs partition.path")
@@ -149,22 +149,22 @@ def check(choice: Choice, num_nodes: int) -> None:
             raise UserError(f"partition.path: there is no file {choice.config.path}")
 
 
-def check_common(choice: Choice, num_nodes: int) -> None:
+def check_common(choice: Choice, num_clients: int) -> None:
     """Raise ``UserError`` for common settings that this partition, or this number of clients, does not support."""
     module, common = choice.module, choice.config
-    if common.scarce_nodes > num_nodes:
-        raise UserError(f"partition.scarce_nodes={common.scarce_nodes} is more than num_nodes={num_nodes}")
+    if common.scarce_clients > num_clients:
+        raise UserError(f"partition.scarce_clients={common.scarce_clients} is more than num_clients={num_clients}")
     if hasattr(module, "lazy") or hasattr(module, "OWN"):
         unused = {
             "test_fraction": 0 if hasattr(module, "OWN") else common.test_fraction or 0,
-            "scarce_nodes": common.scarce_nodes,
+            "scarce_clients": common.scarce_clients,
             "deal_test": common.deal_test,
-            "min_node_size": common.min_node_size if hasattr(module, "OWN") else 0,
+            "min_client_size": common.min_client_size if hasattr(module, "OWN") else 0,
         }
         unused["keep_fraction"] = 1 - common.keep_fraction
         if any(unused.values()):
             key = next(key for key, value in unused.items() if value)
-            raise UserError(f"partition={choice.name} has no partition.{key}: its nodes hold what they have, no more")
+            raise UserError(f"partition={choice.name} has no partition.{key}: its clients hold what they have, no more")
     if common.deal_test and (hasattr(module, "explicit") or common.test_fraction is not None):
         other = "partition=file" if hasattr(module, "explicit") else "partition.test_fraction"
-        raise UserError(f"partition.deal_test and {other} both say what a node's test part is: set one of them")
+        raise UserError(f"partition.deal_test and {other} both say what a client's test part is: set one of them")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from contrafed.core.client_run import NodeRun
+from contrafed.core.client_run import ClientRun
 from contrafed.core.errors import UserError
 from contrafed.data.images import ImageData, load_images
 from contrafed.data.label_flip import flip_labels
@@ -20,9 +20,9 @@ class Federation:
     partition: Partition
 
     @property
-    def num_nodes(self) -> int:
+    def num_clients(self) -> int:
         """The number of clients (K)."""
-        return self.partition.num_nodes
+        return self.partition.num_clients
 
     @property
     def central_test(self) -> np.ndarray:
@@ -30,7 +30,7 @@ class Federation:
         return np.flatnonzero(self.data.test.numpy())
 
 
-def load_federation(run: NodeRun, own: tuple[int, str] | None = None) -> Federation:
+def load_federation(run: ClientRun, own: tuple[int, str] | None = None) -> Federation:
     """Load and partition the data of a run.
 
     Args:
@@ -46,7 +46,7 @@ def load_federation(run: NodeRun, own: tuple[int, str] | None = None) -> Federat
         raise UserError("this run has partition=own: every --node-config needs data=PATH")
     data = load_images(run.dataset)
     if run.images is not None:
-        data = adapt_to_run(data, run.images, f"dataset={run.dataset.name} on this node")
+        data = adapt_to_run(data, run.images, f"dataset={run.dataset.name} on this client")
     merged = run.dataset.config.merge_splits
-    partition = make_partition(run.partition, data, run.num_nodes, run.seed_of_federation, merged)
+    partition = make_partition(run.partition, data, run.num_clients, run.seed_of_federation, merged)
     return Federation(*flip_labels(data, partition, run.flipped)) if run.flipped else Federation(data, partition)

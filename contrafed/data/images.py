@@ -41,7 +41,7 @@ class ImageData:
     mean: tuple[float, ...]  # per channel of x/255, over the training part
     std: tuple[float, ...]
     num_classes: int
-    owner: np.ndarray | None  # (N,) the node each example comes from, where the data set knows
+    owner: np.ndarray | None  # (N,) the client each example comes from, where the data set knows
     stand_in: str | None = None  # the npz that these come from in a data set's place, or that they are drawn
     fingerprint: str = ""  # by which other data are noticed, once they are loaded
 

@@ -23,7 +23,7 @@ class Flipped(Partition):
             true: The original partition.
             own: The replaced training examples, by client.
         """
-        self.num_nodes, self.num_classes, self.small = true.num_nodes, true.num_classes, true.small
+        self.num_clients, self.num_classes, self.small = true.num_clients, true.num_classes, true.small
         self._true, self._own = true, own
 
     @property
@@ -31,17 +31,17 @@ class Flipped(Partition):
         """Training examples per client (K,)."""
         return self._true.sizes
 
-    def train(self, node: int) -> np.ndarray:
+    def train(self, client: int) -> np.ndarray:
         """Return a client's training examples, int64 indices."""
-        return self._own[node] if node in self._own else self._true.train(node)
+        return self._own[client] if client in self._own else self._true.train(client)
 
-    def true_train(self, node: int) -> np.ndarray:
+    def true_train(self, client: int) -> np.ndarray:
         """Return a client's training examples with their true labels, int64 indices."""
-        return self._true.train(node)
+        return self._true.train(client)
 
-    def test(self, node: int) -> np.ndarray:
+    def test(self, client: int) -> np.ndarray:
         """Return a client's own test examples, which have their true labels."""
-        return self._true.test(node)
+        return self._true.test(client)
 
     def class_counts(self) -> np.ndarray:
         """Return training examples per client and true class (K, C)."""
@@ -52,7 +52,7 @@ class Flipped(Partition):
         return self._true.class_proportions()
 
 
-def flip_labels(data: ImageData, partition: Partition, nodes: Sequence[int]) -> tuple[ImageData, Partition]:
+def flip_labels(data: ImageData, partition: Partition, clients: Sequence[int]) -> tuple[ImageData, Partition]:
     """Give attackers copies of their training examples with label C - 1 - c in place of c.
 
     Clients may share examples, so only the copies get wrong labels. Source: Fang et al. 2020, section 5.1.
@@ -60,12 +60,12 @@ def flip_labels(data: ImageData, partition: Partition, nodes: Sequence[int]) -> 
     Args:
         data: The images.
         partition: Their partition.
-        nodes: The attackers.
+        clients: The attackers.
 
     Returns:
         The images with the copies appended, and the partition over them.
     """
-    parts = [partition.train(node) for node in nodes]
+    parts = [partition.train(client) for client in clients]
     seen, ends = np.concatenate([np.zeros(0, dtype=np.int64), *parts]), len(data.y) + np.cumsum([len(part) for part in parts])
     copied = torch.from_numpy(seen)
     more = replace(
@@ -75,5 +75,5 @@ def flip_labels(data: ImageData, partition: Partition, nodes: Sequence[int]) -> 
         test=torch.cat([data.test, torch.zeros(len(seen), dtype=torch.bool)]),
         owner=None if data.owner is None else np.concatenate([data.owner, data.owner[seen]]),
     )
-    own = {node: np.arange(end - len(part), end) for node, part, end in zip(nodes, parts, ends.tolist(), strict=True)}
+    own = {client: np.arange(end - len(part), end) for client, part, end in zip(clients, parts, ends.tolist(), strict=True)}
     return more, Flipped(partition, own)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from contrafed.core import registry
-from contrafed.core.client_run import PACKAGES, NodeRun
+from contrafed.core.client_run import PACKAGES, ClientRun
 from contrafed.core.errors import UserError
 from contrafed.data.images import ImageData
 from contrafed.data.partition import Partition, held_out_fraction
@@ -34,7 +34,7 @@ def adapt_to_run(data: ImageData, facts: Mapping[str, Any], where: str) -> Image
     return replace(data, mean=tuple(facts["mean"]), std=tuple(facts["std"]))
 
 
-def own_images(run: NodeRun, node: int, place: str) -> tuple[ImageData, Partition]:
+def own_images(run: ClientRun, client: int, place: str) -> tuple[ImageData, Partition]:
     """Load a client's own images. All of them belong to this client.
 
     The test part is the file's, or the share ``partition.test_fraction`` of each class. A folder has one subfolder per class of
@@ -42,7 +42,7 @@ def own_images(run: NodeRun, node: int, place: str) -> tuple[ImageData, Partitio
 
     Args:
         run: The client's part of the configuration.
-        node: Partition id of the client.
+        client: Partition id of the client.
         place: A file as for dataset=npz, or a folder as for dataset=folder.
 
     Raises:
@@ -56,7 +56,7 @@ def own_images(run: NodeRun, node: int, place: str) -> tuple[ImageData, Partitio
     shared["test_fraction"] = held_out_fraction(run.partition.config, merged)
     channels, height, width = facts["shape"]
     if not path.is_absolute() or not path.exists():  # Flower chooses the working folder of a message's process
-        raise UserError(f"--node-config data must be the absolute path of a file or folder on this node, got {place}")
+        raise UserError(f"--node-config data must be the absolute path of a file or folder on this client, got {place}")
     if path.is_dir():
         if height != width:
             raise UserError(f"{path} is a folder, whose images become squares; this run's model takes {_size(facts['shape'])}")
@@ -68,7 +68,7 @@ def own_images(run: NodeRun, node: int, place: str) -> tuple[ImageData, Partitio
         data = module.load(module.Config(**shared, num_classes=facts["num_classes"]), "npz")
     data = adapt_to_run(data, facts, str(path))
     mine = [np.flatnonzero(data.test.numpy() == held) for held in (False, True)]
-    parts = [[part if k == node else part[:0] for k in range(run.num_nodes)] for part in mine]
+    parts = [[part if k == client else part[:0] for k in range(run.num_clients)] for part in mine]
     return data, Partition(parts[0], parts[1], data.y.numpy(), data.num_classes)
 
 

@@ -20,21 +20,21 @@ class Selection:
     select: int | float | None  # None: every client
     loss_rate: Annotated[float, Range(ge=0, le=1)]
 
-    def count(self, num_nodes: int) -> int | None:
-        """Return the number of selected clients: a whole number as it is, or a fraction of ``num_nodes``, at least 1.
+    def count(self, num_clients: int) -> int | None:
+        """Return the number of selected clients: a whole number as it is, or a fraction of ``num_clients``, at least 1.
 
         Raises:
-            UserError: Outside 1..num_nodes and (0, 1).
+            UserError: Outside 1..num_clients and (0, 1).
         """
         value = self.select
         if value is None:
             return None
-        if isinstance(value, int) and 1 <= value <= num_nodes:
+        if isinstance(value, int) and 1 <= value <= num_clients:
             return value
         if isinstance(value, float) and 0 < value < 1:
-            return max(1, round(value * num_nodes))
+            return max(1, round(value * num_clients))
         raise UserError(
-            f"participation.select must be null, a whole number in 1..{num_nodes} (the nodes that may train) or a fraction "
+            f"participation.select must be null, a whole number in 1..{num_clients} (the clients that may train) or a fraction "
             f"between 0 and 1, got {value}"
         )
 
@@ -52,20 +52,20 @@ class Participation:
     # amplification by sampling requires it. Each class states it for itself, because a subclass may draw differently.
     independent_draws: ClassVar[bool] = False
 
-    def __init__(self, config: Any, class_proportions: Callable[[], np.ndarray], num_nodes: int, seed: int) -> None:
+    def __init__(self, config: Any, class_proportions: Callable[[], np.ndarray], num_clients: int, seed: int) -> None:
         """Initialise the pattern.
 
         Args:
             config: Settings of the pattern.
             class_proportions: Returns (K, C) rows that sum to 1, or to 0 for an empty client. Only some patterns call it.
-            num_nodes: K.
+            num_clients: K.
             seed: The run's seed.
         """
         self.config = config
-        self.num_nodes = num_nodes
+        self.num_clients = num_clients
         self.seed = seed  # of the rates and the availability
         self.draw_seed = seed  # of the server's selection and lost replies: the run's, if the federation has its own
-        self.select: int | None = config.count(num_nodes)
+        self.select: int | None = config.count(num_clients)
         self.prepare(class_proportions)
 
     def prepare(self, class_proportions: Callable[[], np.ndarray]) -> None:
@@ -78,11 +78,11 @@ class Participation:
 
     def available(self, server_round: int) -> np.ndarray:
         """Return which clients are available in a round, (K,) bool."""
-        return np.ones(self.num_nodes, dtype=bool)
+        return np.ones(self.num_clients, dtype=bool)
 
     def presence(self) -> np.ndarray | None:
         """Return each client's long-run share of rounds with the client available (K,), or None if it is not known."""
-        return np.ones(self.num_nodes) if self.everyone else None
+        return np.ones(self.num_clients) if self.everyone else None
 
     @classmethod
     def is_known(cls) -> bool:
@@ -101,21 +101,21 @@ class Participation:
         presence = self.presence()
         if presence is None:
             return None
-        wanted = f"{type(self).__name__}.presence must return ({self.num_nodes},) shares of rounds, 0 to 1, or None"
-        if not isinstance(presence, np.ndarray) or presence.shape != (self.num_nodes,) or presence.dtype.kind not in "iuf":
+        wanted = f"{type(self).__name__}.presence must return ({self.num_clients},) shares of rounds, 0 to 1, or None"
+        if not isinstance(presence, np.ndarray) or presence.shape != (self.num_clients,) or presence.dtype.kind not in "iuf":
             got = f"{getattr(presence, 'dtype', type(presence).__name__)} {np.shape(presence)}"
             raise UserError(f"{wanted}, got {got}")
         if not ((presence >= 0) & (presence <= 1)).all():
             raise UserError(f"{wanted}, got {presence.min()} to {presence.max()}")
-        return presence * (1.0 if self.select is None else self.select / self.num_nodes) * (1 - self.config.loss_rate)
+        return presence * (1.0 if self.select is None else self.select / self.num_clients) * (1 - self.config.loss_rate)
 
-    def loses(self, server_round: int, node: int) -> bool:
+    def loses(self, server_round: int, client: int) -> bool:
         """Return whether a client's reply of a round is lost on its way back. The lost share is ``loss_rate``.
 
         The client has trained and keeps its client state. The server treats it as unavailable.
         """
         rate: float = self.config.loss_rate
-        return rate > 0 and generator(self.draw_seed, "reply loss", server_round - 1, node).random() < rate
+        return rate > 0 and generator(self.draw_seed, "reply loss", server_round - 1, client).random() < rate
 
     def participants(self, server_round: int) -> np.ndarray:
         """Return the cohort, as sorted ids: the clients that are selected and available.
@@ -129,12 +129,12 @@ class Participation:
         if self.select is not None:
             rng = generator(self.draw_seed, "selection", server_round - 1)
             # O(select) instead of O(K), for a million clients.
-            chosen = np.sort(rng.choice(self.num_nodes, self.select, replace=False, shuffle=False))
+            chosen = np.sort(rng.choice(self.num_clients, self.select, replace=False, shuffle=False))
         if self.everyone:
-            return np.arange(self.num_nodes) if chosen is None else chosen
+            return np.arange(self.num_clients) if chosen is None else chosen
         here = self.available(server_round)
-        if not isinstance(here, np.ndarray) or here.shape != (self.num_nodes,) or here.dtype != bool:
-            wanted = f"{type(self).__name__}.available must return ({self.num_nodes},) bool"
+        if not isinstance(here, np.ndarray) or here.shape != (self.num_clients,) or here.dtype != bool:
+            wanted = f"{type(self).__name__}.available must return ({self.num_clients},) bool"
             raise UserError(f"{wanted}, got {getattr(here, 'dtype', type(here).__name__)} {np.shape(here)}")
         return np.flatnonzero(here) if chosen is None else chosen[here[chosen]]
 
@@ -155,21 +155,21 @@ def pattern_class_of(choice: Choice) -> type[Participation]:
 
 
 def make_participation(
-    choice: Choice, class_proportions: Callable[[], np.ndarray], num_nodes: int, seed: int, draw_seed: int | None = None
+    choice: Choice, class_proportions: Callable[[], np.ndarray], num_clients: int, seed: int, draw_seed: int | None = None
 ) -> Participation:
     """Return the chosen pattern.
 
     Args:
         choice: The group ``participation``.
         class_proportions: Returns the class proportions (K, C) of the clients.
-        num_nodes: K, of the clients that may train.
+        num_clients: K, of the clients that may train.
         seed: Of the rates and the availability.
         draw_seed: Of the server's selection and lost replies. None: ``seed``.
 
     Raises:
         UserError: For wrong settings or a wrong class.
     """
-    pattern = pattern_class_of(choice)(choice.config, class_proportions, num_nodes, seed)
+    pattern = pattern_class_of(choice)(choice.config, class_proportions, num_clients, seed)
     if not hasattr(pattern, "select"):
         wanted = "what is drawn once goes into `prepare`, and an `__init__` of its own calls super's"
         raise UserError(f"participation={choice.name}: {type(pattern).__name__} was not initialised; {wanted}")
@@ -196,7 +196,9 @@ class Heterogeneous(Selection):
             )
 
 
-def probabilities(config: Heterogeneous, class_proportions: Callable[[], np.ndarray], num_nodes: int, seed: int) -> np.ndarray:
+def probabilities(
+    config: Heterogeneous, class_proportions: Callable[[], np.ndarray], num_clients: int, seed: int
+) -> np.ndarray:
     """Compute p_k = max(floor, min(1, <Z, D_k> / r)), with Z ~ Dir(beta 1_C) drawn once per run.
 
     Source: PMFL Equation 12. D_k are the client's class proportions. The key ``scaling`` sets r:
@@ -210,7 +212,7 @@ def probabilities(config: Heterogeneous, class_proportions: Callable[[], np.ndar
     Args:
         config: Settings of the pattern.
         class_proportions: Returns D (K, C).
-        num_nodes: K.
+        num_clients: K.
         seed: The run's seed.
 
     Returns:
@@ -221,7 +223,7 @@ def probabilities(config: Heterogeneous, class_proportions: Callable[[], np.ndar
     """
     mean = config.mean_probability
     if config.beta is None:
-        return np.full(num_nodes, float(mean))
+        return np.full(num_clients, float(mean))
     classes = class_proportions()
     z = generator(seed, "participation probabilities").dirichlet(np.full(classes.shape[1], config.beta))
     raw = classes @ z
@@ -233,11 +235,13 @@ def probabilities(config: Heterogeneous, class_proportions: Callable[[], np.ndar
     if config.scaling == "analytic":
         return clip_probabilities(1 / (mean * classes.shape[1]))
     held = raw[raw > 0]
-    reachable = (len(held) + config.floor * (num_nodes - len(held))) / num_nodes if config.scaling == "empirical_floor" else 1.0
+    reachable = (
+        (len(held) + config.floor * (num_clients - len(held))) / num_clients if config.scaling == "empirical_floor" else 1.0
+    )
     if not len(held) or mean > reachable:
         raise UserError(
-            f"participation.scaling={config.scaling} cannot reach mean_probability={mean:g}: only {len(held)} of {num_nodes} "
-            "nodes hold a class that Z favours; use another seed, a larger beta or scaling=analytic"
+            f"participation.scaling={config.scaling} cannot reach mean_probability={mean:g}: only {len(held)} of {num_clients} "
+            "clients hold a class that Z favours; use another seed, a larger beta or scaling=analytic"
         )
     if config.scaling == "empirical":
         return clip_probabilities(raw.mean() / mean)

@@ -19,22 +19,22 @@ from contrafed.data.images import ImageData
 class Common:
     """Settings that the ``Config`` of every partition inherits."""
 
-    min_node_size: Annotated[int, Range(ge=0)]
+    min_client_size: Annotated[int, Range(ge=0)]
     max_redraws: Annotated[int, Range(ge=0)]
     on_small: Literal["error", "move", "drop"]
     test_fraction: Annotated[float, Range(ge=0, lt=1)] | None
     deal_test: bool
     keep_fraction: Annotated[float, Range(gt=0, le=1)]
-    scarce_nodes: Annotated[int, Range(ge=0)]
+    scarce_clients: Annotated[int, Range(ge=0)]
     scarce_fraction: Annotated[float, Range(gt=0, le=1)]
     cut_test: bool
 
 
 @dataclass(frozen=True)
 class Small:
-    """What ``on_small`` did about clients with fewer than ``min_node_size`` examples."""
+    """What ``on_small`` did about clients with fewer than ``min_client_size`` examples."""
 
-    nodes: int  # number of these clients
+    clients: int  # number of these clients
     moved: int  # examples that were moved to them
     dropped: int  # examples that no client has because of it
 
@@ -46,14 +46,14 @@ class Partition:
 
     def __init__(self, train: Sequence[np.ndarray], test: Sequence[np.ndarray], y: np.ndarray, num_classes: int) -> None:
         """Take K index arrays of each part, and the labels ``y`` (N,) that they index."""
-        self.num_nodes = len(train)
+        self.num_clients = len(train)
         self.num_classes = num_classes
         self._y = y
         self._train, self._train_ends = _pack_parts(train)
         self._test, self._test_ends = _pack_parts(test)
         for values in (self._train, self._test):
             if len(values) and not 0 <= values.min() <= values.max() < len(y):
-                raise ValueError(f"a node's part has positions in y, 0..{len(y) - 1}, got {values.min()}..{values.max()}")
+                raise ValueError(f"a client's part has positions in y, 0..{len(y) - 1}, got {values.min()}..{values.max()}")
 
     @property
     def sizes(self) -> np.ndarray:
@@ -63,19 +63,19 @@ class Partition:
     @property
     def test_sizes(self) -> np.ndarray:
         """Examples in each client's own test part (K,)."""
-        return np.array([len(self.test(node)) for node in range(self.num_nodes)])
+        return np.array([len(self.test(client)) for client in range(self.num_clients)])
 
-    def train(self, node: int) -> np.ndarray:
+    def train(self, client: int) -> np.ndarray:
         """Return a client's training examples, int64 indices."""
-        return self._train[self._train_ends[node] : self._train_ends[node + 1]]
+        return self._train[self._train_ends[client] : self._train_ends[client + 1]]
 
-    def true_train(self, node: int) -> np.ndarray:
+    def true_train(self, client: int) -> np.ndarray:
         """Return a client's training examples as they are before an attack, for the evaluation of models."""
-        return self.train(node)
+        return self.train(client)
 
-    def test(self, node: int) -> np.ndarray:
+    def test(self, client: int) -> np.ndarray:
         """Return a client's own test examples, int64 indices. May be empty."""
-        return self._test[self._test_ends[node] : self._test_ends[node + 1]]
+        return self._test[self._test_ends[client] : self._test_ends[client + 1]]
 
     def class_counts(self) -> np.ndarray:
         """Return training examples per client and class (K, C), int64."""
@@ -83,9 +83,9 @@ class Partition:
 
     @cached_property
     def _counts(self) -> np.ndarray:
-        node = np.repeat(np.arange(self.num_nodes), self.sizes)
-        flat = node * self.num_classes + self._y[self._train]
-        return np.bincount(flat, minlength=self.num_nodes * self.num_classes).reshape(self.num_nodes, -1)
+        client = np.repeat(np.arange(self.num_clients), self.sizes)
+        flat = client * self.num_classes + self._y[self._train]
+        return np.bincount(flat, minlength=self.num_clients * self.num_classes).reshape(self.num_clients, -1)
 
     def class_proportions(self) -> np.ndarray:
         """Return each client's class proportions (K, C). Rows sum to 1, or are zeros for an empty client."""
@@ -98,7 +98,7 @@ def _pack_parts(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     filled = [np.asarray(part) for part in parts if len(part)]  # an empty list would become floating-point numbers
     values = np.concatenate(filled) if filled else np.zeros(0, dtype=np.int64)
     if values.dtype.kind not in "iu":
-        raise TypeError(f"a node's part is an array of whole numbers, got {values.dtype}")
+        raise TypeError(f"a client's part is an array of whole numbers, got {values.dtype}")
     return values.astype(np.int64), ends
 
 
@@ -108,7 +108,7 @@ class Draw:
 
     y: np.ndarray  # (n,) labels of the training examples
     num_classes: int
-    num_nodes: int
+    num_clients: int
     rng: np.random.Generator
     owner: np.ndarray | None  # (n,) the client that each comes from
 
@@ -117,17 +117,17 @@ class Draw:
         return [self.rng.permutation(np.flatnonzero(self.y == c)) for c in range(self.num_classes)]
 
 
-def make_partition(choice: Choice, data: ImageData, num_nodes: int, seed: int, merged: bool = False) -> Partition:
+def make_partition(choice: Choice, data: ImageData, num_clients: int, seed: int, merged: bool = False) -> Partition:
     """Draw the chosen partition over the training examples of ``data``.
 
-    It is redrawn until every client has ``min_node_size`` examples, at most ``max_redraws`` times. Then ``on_small`` treats the
-    draw whose smallest client is largest. Next each client holds out its test part, by default a quarter if splits were
+    It is redrawn until every client has ``min_client_size`` examples, at most ``max_redraws`` times. Then ``on_small`` treats
+    the draw whose smallest client is largest. Next each client holds out its test part, by default a quarter if splits were
     ``merged``. The scarcity settings thin the rest.
 
     Deviation from PMFL, which redraws until every client has a batch: the default requires fewer examples and moves missing
     ones. Raises ``UserError`` for settings that these data cannot satisfy, with the numbers.
     """
-    checks.check_common(choice, num_nodes)
+    checks.check_common(choice, num_clients)
     module, config = choice.module, choice.config
     if config.deal_test and not data.test.any():
         raise UserError("partition.deal_test needs a central test split; set dataset.merge_splits=false")
@@ -137,31 +137,31 @@ def make_partition(choice: Choice, data: ImageData, num_nodes: int, seed: int, m
         if merged:
             raise UserError(f"partition={choice.name} has no test parts of its own; set dataset.merge_splits=false")
         with checks.own_code(choice, "lazy"):
-            lazy: Partition = module.lazy(config, y, pool, data.num_classes, num_nodes, seed)
-        if not isinstance(lazy, Partition) or lazy.num_nodes != num_nodes:
-            got = f"one of {lazy.num_nodes}" if isinstance(lazy, Partition) else type(lazy).__name__
-            wanted = f"{checks.said_of(choice, 'lazy')} a contrafed.data.partition.Partition of {num_nodes} nodes"
+            lazy: Partition = module.lazy(config, y, pool, data.num_classes, num_clients, seed)
+        if not isinstance(lazy, Partition) or lazy.num_clients != num_clients:
+            got = f"one of {lazy.num_clients}" if isinstance(lazy, Partition) else type(lazy).__name__
+            wanted = f"{checks.said_of(choice, 'lazy')} a contrafed.data.partition.Partition of {num_clients} clients"
             raise UserError(f"{wanted}, got {got}")
         checks.check_lazy(choice, lazy, data.test.numpy())
         return lazy
     if hasattr(module, "explicit"):
-        found = checks.explicit_of(choice, data.test.numpy(), num_nodes)
+        found = checks.explicit_of(choice, data.test.numpy(), num_clients)
         return _from_file(config, found, data, seed, held_out_fraction(config, merged))
-    if num_nodes > len(pool):
+    if num_clients > len(pool):
         raise UserError(
-            f"{num_nodes} nodes cannot share {len(pool)} training examples; lower num_nodes, or use partition=sampled"
+            f"{num_clients} clients cannot share {len(pool)} training examples; lower num_clients, or use partition=sampled"
         )
     owner = data.owner[pool] if data.owner is not None else None
-    needed = config.min_node_size
-    if needed * num_nodes > len(pool) and config.on_small != "drop":
+    needed = config.min_client_size
+    if needed * num_clients > len(pool) and config.on_small != "drop":
         raise UserError(
-            f"{num_nodes} nodes of at least {needed} examples need {needed * num_nodes}, the training split has {len(pool)}; "
-            "lower num_nodes or partition.min_node_size"
+            f"{num_clients} clients of at least {needed} examples need {needed * num_clients}, the training split has "
+            f"{len(pool)}; lower num_clients or partition.min_client_size"
         )
     # code that another partition reuses with other settings draws the same
     drawn_as = choice.values.get("module") or choice.name
     best = _best_draw(
-        choice, y[pool], owner, data.num_classes, num_nodes, lambda t: generator(seed, f"partition {drawn_as}", t)
+        choice, y[pool], owner, data.num_classes, num_clients, lambda t: generator(seed, f"partition {drawn_as}", t)
     )
     rng = generator(seed, f"partition {drawn_as} small")
     limits = y[pool] if getattr(module, "FIXED_CLASSES", False) else None
@@ -186,9 +186,9 @@ def _from_file(
     if test is None:
         train, test = _hold_out(enough, held_out, generator(seed, "partition file test"))
     elif config.on_small == "drop":
-        test = [part if len(own) >= config.min_node_size else part[:0] for part, own in zip(test, published, strict=True)]
+        test = [part if len(own) >= config.min_client_size else part[:0] for part, own in zip(test, published, strict=True)]
     partition = _apply_scarcity(train, test, data, config, seed, "file")
-    partition.small = _small(published, enough, config.min_node_size)
+    partition.small = _small(published, enough, config.min_client_size)
     return partition
 
 
@@ -208,23 +208,23 @@ def _best_draw(
     y: np.ndarray,
     owner: np.ndarray | None,
     num_classes: int,
-    num_nodes: int,
+    num_clients: int,
     generator_of: Callable[[int], np.random.Generator],
 ) -> list[np.ndarray]:
     """Return the first draw with enough examples for every client, or else the one whose smallest client is largest."""
     module, config, best = choice.module, choice.config, None
     for attempt in range(config.max_redraws + 1):
-        parts = checks.split_of(choice, Draw(y, num_classes, num_nodes, generator_of(attempt), owner))
+        parts = checks.split_of(choice, Draw(y, num_classes, num_clients, generator_of(attempt), owner))
         if best is None or min(map(len, parts)) > min(map(len, best)):
             best = parts
-        if min(map(len, parts)) >= config.min_node_size or not getattr(module, "RANDOM_SIZES", True):
+        if min(map(len, parts)) >= config.min_client_size or not getattr(module, "RANDOM_SIZES", True):
             break
     assert best is not None
     return best
 
 
 def _enough(parts: list[np.ndarray], limits: np.ndarray | None, common: Common, rng: np.random.Generator) -> list[np.ndarray]:
-    """Apply ``on_small`` to clients with fewer than ``min_node_size`` examples.
+    """Apply ``on_small`` to clients with fewer than ``min_client_size`` examples.
 
     Args:
         parts: The clients' examples.
@@ -232,21 +232,22 @@ def _enough(parts: list[np.ndarray], limits: np.ndarray | None, common: Common, 
         common: Settings.
         rng: The generator.
     """
-    needed = common.min_node_size
+    needed = common.min_client_size
     small = [k for k, part in enumerate(parts) if len(part) < needed]
     if not small:
         return parts
     if common.on_small == "error":
         least = min(small, key=lambda k: len(parts[k]))
         raise UserError(
-            f"{len(small)} of {len(parts)} nodes have fewer than partition.min_node_size={needed} examples (node {least} has "
-            f"{len(parts[least])}) and max_redraws={common.max_redraws}; lower the size, or set partition.on_small=move or drop"
+            f"{len(small)} of {len(parts)} clients have fewer than partition.min_client_size={needed} examples (client {least} "
+            f"has {len(parts[least])}) and max_redraws={common.max_redraws}; "
+            "lower the size, or set partition.on_small=move or drop"
         )
     if common.on_small == "drop":
         if len(small) == len(parts):
             raise UserError(
-                f"all {len(parts)} nodes have fewer than partition.min_node_size={needed} examples (the largest has "
-                f"{max(map(len, parts))}) and would be dropped; lower it, or lower num_nodes"
+                f"all {len(parts)} clients have fewer than partition.min_client_size={needed} examples (the largest has "
+                f"{max(map(len, parts))}) and would be dropped; lower it, or lower num_clients"
             )
         return [part if len(part) >= needed else part[:0] for part in parts]
     return _fill_small_clients(parts, needed, limits, rng)
@@ -277,8 +278,8 @@ def _fill_small_clients(
             give = min(needed - len(parts[k]), spare(giver))
             if give <= 0:
                 raise UserError(
-                    f"partition.min_node_size={needed} cannot be had: node {k} has {len(parts[k])} of the "
-                    f"{sum(map(len, parts))} examples that {len(parts)} nodes hold, and no other node has "
+                    f"partition.min_client_size={needed} cannot be had: client {k} has {len(parts[k])} of the "
+                    f"{sum(map(len, parts))} examples that {len(parts)} clients hold, and no other client has "
                     "fitting ones to spare; lower it, or set partition.on_small=drop"
                 )
             order = rng.permutation(parts[giver])
@@ -316,17 +317,17 @@ def _dealt(
     for label in range(num_classes):
         members, held = rng.permutation(test[y[test] == label]), counts[:, label].cumsum()
         cuts = np.round(held / max(held[-1], 1) * len(members)).astype(np.int64)
-        for node, piece in enumerate(np.split(members, cuts)[: len(parts)]):
-            mine[node].append(piece)
+        for client, piece in enumerate(np.split(members, cuts)[: len(parts)]):
+            mine[client].append(piece)
     return [np.concatenate(pieces) for pieces in mine]
 
 
 def _scarce(parts: list[np.ndarray], y: np.ndarray, common: Common, rng: np.random.Generator) -> list[np.ndarray]:
     """Keep a stratified fraction of training or test parts (FedCoSR's scarcity settings)."""
-    first_scarce = len(parts) - common.scarce_nodes
+    first_scarce = len(parts) - common.scarce_clients
     kept = []
-    for node, part in enumerate(parts):
-        fraction = common.keep_fraction * (common.scarce_fraction if node >= first_scarce else 1.0)
+    for client, part in enumerate(parts):
+        fraction = common.keep_fraction * (common.scarce_fraction if client >= first_scarce else 1.0)
         kept.append(part if fraction == 1 else keep_stratified(part, y, fraction, rng))
     return kept
 

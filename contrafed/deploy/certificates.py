@@ -1,4 +1,4 @@
-"""Make certificates and keys of a deployment: ``python -m contrafed.deploy.certificates FOLDER --host SERVER --nodes 3``.
+"""Make certificates and keys of a deployment: ``python -m contrafed.deploy.certificates FOLDER --host SERVER --clients 3``.
 
 Makes your own certificate authority, the server's certificate signed by it, and a key pair per client, by which the server
 recognises it. Existing files are kept, so that a client can be added later. Only a certificate that expires soon is renewed,
@@ -39,8 +39,8 @@ class Written(NamedTuple):
     renewed: list[Path]  # certificates, with the key they had
 
 
-def make_keys(folder: Path, hosts: Sequence[str], nodes: int, days: int, renew: int = RENEW_DAYS) -> Written:
-    """Write the missing files of ca.pem, ca.key, server.pem, server.key, node-K and node-K.pub for K < ``nodes``.
+def make_keys(folder: Path, hosts: Sequence[str], clients: int, days: int, renew: int = RENEW_DAYS) -> Written:
+    """Write the missing files of ca.pem, ca.key, server.pem, server.key, client-K and client-K.pub for K < ``clients``.
 
     ``hosts`` are the names and addresses by which devices reach the server, by default those of its certificate. Certificates
     are valid for ``days``. One with fewer than ``renew`` days left, at most half of ``days``, is renewed with its key. The
@@ -49,9 +49,9 @@ def make_keys(folder: Path, hosts: Sequence[str], nodes: int, days: int, renew: 
     Raises ``UserError`` for wrong arguments, or for files that do not fit each other.
     """
     authority, authority_key, server = folder / f"{CA}.pem", folder / f"{CA}.key", folder / f"{SERVER}.pem"
-    if not 1 <= days <= MOST_DAYS or nodes < 0 or renew < 0:
+    if not 1 <= days <= MOST_DAYS or clients < 0 or renew < 0:
         raise UserError(
-            f"--days must be in 1..{MOST_DAYS}, --nodes and --renew-within at least 0, got {days}, {nodes} and {renew}"
+            f"--days must be in 1..{MOST_DAYS}, --clients and --renew-within at least 0, got {days}, {clients} and {renew}"
         )
     if folder.is_file():
         raise UserError(f"{folder} is a file, no folder")
@@ -83,8 +83,8 @@ def make_keys(folder: Path, hosts: Sequence[str], nodes: int, days: int, renew: 
         assert isinstance(public, ec.EllipticCurvePublicKey)
         _write_certificate(server, _server(authority, authority_key, public, hosts, days))
         renewed.append(server)
-    for node in range(nodes):
-        private, public_file = folder / f"node-{node}", folder / f"node-{node}.pub"
+    for client in range(clients):
+        private, public_file = folder / f"client-{client}", folder / f"client-{client}.pub"
         if not private.exists():
             _write_private(private, ec.generate_private_key(ec.SECP384R1()), serialization.PrivateFormat.OpenSSH)
             public_file.unlink(missing_ok=True)
@@ -207,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser("python -m contrafed.deploy.certificates", description=(__doc__ or "").partition("\n")[2].strip())
     parser.add_argument("folder", type=Path, help="where the files are, or are made")
     parser.add_argument("--host", action="append", default=[], help="name or address of the server; may be given again")
-    parser.add_argument("--nodes", type=int, default=0, help="how many nodes get a key pair (default: 0)")
+    parser.add_argument("--clients", type=int, default=0, help="how many clients get a key pair (default: 0)")
     parser.add_argument("--days", type=int, default=365, help="how long certificates are valid (default: 365)")
     parser.add_argument(
         "--renew-within", type=int, default=RENEW_DAYS, metavar="DAYS",
@@ -215,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     try:
         options = parser.parse_args(arguments)
-        written = make_keys(options.folder, options.host, options.nodes, options.days, options.renew_within)
+        written = make_keys(options.folder, options.host, options.clients, options.days, options.renew_within)
         lines = [f"made {path}" for path in written.made] + [f"renewed {path}" for path in written.renewed]
         print("\n".join(lines) or "everything is there already")
         for name in (CA, SERVER):

@@ -11,7 +11,7 @@ import torch
 from flwr.app import Message, MessageType, RecordDict
 
 from contrafed.core import codec, registry
-from contrafed.core.client_run import Choice, NodeRun
+from contrafed.core.client_run import Choice, ClientRun
 from contrafed.core.errors import UserError
 from contrafed.core.randomness import generator
 from contrafed.core.schema import Range
@@ -33,19 +33,19 @@ class Attackers:
     flips_labels: ClassVar[bool] = False
 
     fraction: Annotated[float, Range(ge=0, le=1)]
-    nodes: tuple[int, ...] | None
+    clients: tuple[int, ...] | None
 
-    def among(self, num_nodes: int, seed: int) -> tuple[int, ...]:
+    def among(self, num_clients: int, seed: int) -> tuple[int, ...]:
         """Return the attackers, ascending. Raises ``UserError`` for a client that does not exist."""
-        if self.nodes is None:
-            order = generator(seed, "attackers").permutation(num_nodes)
-            count = round(self.fraction * num_nodes)
+        if self.clients is None:
+            order = generator(seed, "attackers").permutation(num_clients)
+            count = round(self.fraction * num_clients)
             if self.fraction and not count:
-                raise UserError(f"attack.fraction={self.fraction:g} of num_nodes={num_nodes} makes no attacker")
+                raise UserError(f"attack.fraction={self.fraction:g} of num_clients={num_clients} makes no attacker")
             return tuple(sorted(order[:count].tolist()))
-        if wrong := [node for node in self.nodes if not 0 <= node < num_nodes]:
-            raise UserError(f"attack.nodes: node {wrong[0]} is not in 0..{num_nodes - 1} (num_nodes={num_nodes})")
-        return tuple(sorted(set(self.nodes)))
+        if wrong := [client for client in self.clients if not 0 <= client < num_clients]:
+            raise UserError(f"attack.clients: client {wrong[0]} is not in 0..{num_clients - 1} (num_clients={num_clients})")
+        return tuple(sorted(set(self.clients)))
 
     @property
     def needs_honest(self) -> bool:
@@ -67,9 +67,9 @@ class Attack:
             honest: The updates of all other clients, by client.
             server_round: The round.
         """
-        return {node: self.one(change, server_round, node) for node, change in own.items()}
+        return {client: self.one(change, server_round, client) for client, change in own.items()}
 
-    def one(self, change: Tensors, server_round: int, node: int) -> Tensors:
+    def one(self, change: Tensors, server_round: int, client: int) -> Tensors:
         """Return the upload of an attacker that uses only its own update."""
         raise NotImplementedError
 
@@ -84,10 +84,10 @@ class AttackedGrid:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
 
-    def members(self, run: NodeRun, federation: Federation, places: Mapping[str, str]) -> Members:
+    def members(self, run: ClientRun, federation: Federation, places: Mapping[str, str]) -> Members:
         """Return the run's clients, and store their partition ids."""
         found = self._grid.members(run, federation, places)
-        self._partition_of = {int(node): k for k, node in enumerate(found.node_ids)}
+        self._partition_of = {int(client): k for k, client in enumerate(found.node_ids)}
         return found
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
@@ -100,25 +100,25 @@ class AttackedGrid:
             message = asked.get(reply.metadata.reply_to_message_id)
             if message is not None and message.metadata.message_type == MessageType.TRAIN and reply.has_content():
                 trained[i] = (self._partition_of[message.metadata.dst_node_id], message)
-        own = {i for i, (node, _) in trained.items() if node in self._attackers}
+        own = {i for i, (client, _) in trained.items() if client in self._attackers}
         if own:
             server_round = int(codec.config_of(sent[0])["server-round"])
-            changes = {node: change_of(message, replies[i]) for i, (node, message) in trained.items()}
+            changes = {client: change_of(message, replies[i]) for i, (client, message) in trained.items()}
             attacking = {trained[i][0]: changes[trained[i][0]] for i in own}
-            honest = {node: change for node, change in sorted(changes.items()) if node not in attacking}
+            honest = {client: change for client, change in sorted(changes.items()) if client not in attacking}
             made = self._attack.replace(dict(sorted(attacking.items())), honest, server_round)
             for i in own:
-                node, message = trained[i]
-                replies[i] = with_change(message, replies[i], made[node])
+                client, message = trained[i]
+                replies[i] = with_change(message, replies[i], made[client])
         return replies
 
 
-def wrap_in_attack(grid: RunGrid, choice: Choice, num_nodes: int, seed: int) -> RunGrid:
+def wrap_in_attack(grid: RunGrid, choice: Choice, num_clients: int, seed: int) -> RunGrid:
     """Return the Grid with the chosen attack, or the Grid itself if updates stay unchanged."""
     if not registry.own_subclasses(choice.module, Attack):
         return grid
     attack = registry.only_subclass(choice.module, Attack)(choice.config, seed)
-    return cast(RunGrid, AttackedGrid(grid, attack, choice.config.among(num_nodes, seed)))
+    return cast(RunGrid, AttackedGrid(grid, attack, choice.config.among(num_clients, seed)))
 
 
 def change_of(message: Message, reply: Message) -> Tensors:

@@ -1,4 +1,4 @@
-"""Register the clients of a run. Flower's ids are random, so its nodes are asked which partition each has."""
+"""Register the clients of a run. Flower's ids are random, so its clients are asked which partition each has."""
 
 import json
 import time
@@ -16,7 +16,7 @@ from contrafed.data.federation import Federation
 from contrafed.data.partition import Partition
 from contrafed.engines.deadlines import MAX_QUERY_SECONDS
 
-# Seconds between two queries of Flower's list of nodes.
+# Seconds between two queries of Flower's list of clients.
 POLL_SECONDS = 1.0
 # Largest number of missing partitions in a message.
 MAX_NAMED_PARTITIONS = 20
@@ -61,7 +61,7 @@ class Asked(Protocol):
     """The part of a Grid that queries need."""
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of the connected nodes."""
+        """Return the ids of the connected clients."""
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages and return the replies."""
@@ -79,14 +79,14 @@ class _Answer:
     classes: list[str] = field(default_factory=list)
 
     @staticmethod
-    def read(node_id: int, content: RecordDict, num_nodes: int, num_classes: int) -> "_Answer":
+    def read(node_id: int, content: RecordDict, num_clients: int, num_classes: int) -> "_Answer":
         """Return the answer in ``content``, checked."""
         metrics, about = content.get(codec.METRICS, MetricRecord()), content.get(codec.CONFIG, ConfigRecord())
-        unreadable = UserError(f"node {node_id} gave no answer that can be read; is it of another version?")
+        unreadable = UserError(f"client {node_id} gave no answer that can be read; is it of another version?")
         if not isinstance(metrics, MetricRecord) or not isinstance(about, ConfigRecord):
             raise unreadable
         if "refused" in about:
-            raise UserError(f"node {node_id} cannot take part: {codec.words(about['refused'])[:LONGEST]}")
+            raise UserError(f"client {node_id} cannot take part: {codec.words(about['refused'])[:LONGEST]}")
         values: dict[str, Any] = dict(metrics)
         try:
             partition, counts = int(values["partition-id"]), np.array(values["class-counts"], dtype=np.int64)
@@ -94,12 +94,12 @@ class _Answer:
             answer.classes = [codec.words(name) for name in about["classes"]]  # type: ignore[union-attr]
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise unreadable from error
-        if not 0 <= partition < num_nodes:
-            raise UserError(f"node {node_id} says partition-id={partition}, which is not in 0..{num_nodes - 1}")
+        if not 0 <= partition < num_clients:
+            raise UserError(f"client {node_id} says partition-id={partition}, which is not in 0..{num_clients - 1}")
         if counts.shape != (num_classes,):
-            raise UserError(f"node {node_id} (partition {partition}) has counts of {counts.size} classes, not {num_classes}")
+            raise UserError(f"client {node_id} (partition {partition}) has counts of {counts.size} classes, not {num_classes}")
         if min(counts.min(), answer.num_test) < 0 or max(counts.max(), answer.num_test) > MOST:
-            raise UserError(f"node {node_id} (partition {partition}) has counts that are not in 0..{MOST}")
+            raise UserError(f"client {node_id} (partition {partition}) has counts that are not in 0..{MOST}")
         return answer
 
     def other_examples(self, before: "_Answer") -> bool:
@@ -154,13 +154,13 @@ class Registry:
         self.content = RecordDict({codec.CONFIG: ConfigRecord({"settings": settings, **places})})
         self.answers: dict[int, _Answer] = {}  # by partition
         self.known: set[int] = set()  # node ids that need not be asked
-        self.waits: dict[int, tuple[int, int]] = {}  # for nodes without a valid answer: the next query, and the waiting time
+        self.waits: dict[int, tuple[int, int]] = {}  # for clients without a valid answer: the next query, and the waiting time
         self.looks = 0  # queries of newcomers
         self.node_ids = np.zeros(0, dtype=object)
 
     def wait(self) -> Members:
         """Wait for a client of every partition. Raises ``UserError`` for one that cannot participate or is missing."""
-        wanted, shown = self.federation.num_nodes, -1
+        wanted, shown = self.federation.num_clients, -1
         ends = None if self.patience is None else time.monotonic() + self.patience
         while len(self.answers) < wanted:
             online = set(self.grid.get_node_ids())
@@ -177,7 +177,7 @@ class Registry:
                 break
             if len(self.answers) != shown:
                 shown = len(self.answers)
-                print(f"waiting for nodes: {shown} of {wanted} are here", flush=True)
+                print(f"waiting for clients: {shown} of {wanted} are here", flush=True)
             time.sleep(POLL_SECONDS)
         return self._members()
 
@@ -200,21 +200,21 @@ class Registry:
         for answer in answers:
             before = self.answers[answer.partition]
             if before.node_id in online:
-                self.known.discard(answer.node_id)  # Flower takes a minute to notice that a node is gone
+                self.known.discard(answer.node_id)  # Flower takes a minute to notice that a client is gone
             elif answer.other_examples(before):
-                who = f"node {answer.node_id} (partition {answer.partition})"
-                lines.append(f"{who} holds other examples than the node it stands in for")
+                who = f"client {answer.node_id} (partition {answer.partition})"
+                lines.append(f"{who} holds other examples than the client it stands in for")
             else:
                 self.answers[answer.partition], self.node_ids[answer.partition] = answer, answer.node_id
                 self.known.discard(before.node_id)  # if it returns it is asked, and may get its place again
-                lines.append(f"partition {answer.partition} is back as node {answer.node_id}")
+                lines.append(f"partition {answer.partition} is back as client {answer.node_id}")
         for node_id in set(new) - self.known:
             later = 2 * self.waits.get(node_id, (0, 0))[1] or 1
             self.waits[node_id] = self.looks + later, later
         return lines
 
     def _ask(self, ids: list[int], timeout: float) -> tuple[list[_Answer], list[UserError]]:
-        """Return the nodes' answers, and the errors of those that cannot participate."""
+        """Return the clients' answers, and the errors of those that cannot participate."""
         answers, errors = list[_Answer](), list[UserError]()
         if not ids:
             return answers, errors
@@ -229,22 +229,22 @@ class Registry:
             if not reply.has_error():
                 classes = self.federation.data.num_classes
                 try:
-                    answers.append(_Answer.read(node_id, reply.content, self.federation.num_nodes, classes))
+                    answers.append(_Answer.read(node_id, reply.content, self.federation.num_clients, classes))
                 except UserError as error:
                     errors.append(error)
             elif reply.error.code == ErrorCode.NODE_UNAVAILABLE:
                 self.known.discard(node_id)  # it is asked once it is back
             else:
                 said = codec.words(reply.error.reason)
-                errors.append(UserError(f"node {node_id} could not be asked for its partition: {said}"))
+                errors.append(UserError(f"client {node_id} could not be asked for its partition: {said}"))
         self.known -= set(asked.values())  # those that did not answer in time
         return answers, errors
 
     def _enter(self, answer: _Answer, online: set[int]) -> None:
         k, other = answer.partition, self.answers.get(answer.partition)
         if other is not None and other.node_id in online:
-            raise UserError(f"nodes {other.node_id} and {answer.node_id} both say partition-id={k}; every node has its own")
-        who = f"node {answer.node_id} (partition {k})"
+            raise UserError(f"clients {other.node_id} and {answer.node_id} both say partition-id={k}; every client has its own")
+        who = f"client {answer.node_id} (partition {k})"
         if not answer.own_data and (answer.class_counts != self.federation.partition.class_counts()[k]).any():
             raise UserError(f"{who} holds other examples than the partition deals to it: its data set is not the server's")
         if answer.own_data and not self.max_examples:
@@ -256,24 +256,24 @@ class Registry:
             raise UserError(f"{who} holds other examples than when the run began: begin a new one")
         for earlier in self.answers.values():
             if answer.other_classes(earlier):
-                raise UserError(f"{who} has classes {answer.classes}, node {earlier.node_id} has {earlier.classes}")
+                raise UserError(f"{who} has classes {answer.classes}, client {earlier.node_id} has {earlier.classes}")
         self.answers[k] = answer
 
     def _go_on_without(self) -> None:
         """Treat clients of the earlier attempt as away. Raises ``UserError`` if a client is missing that never answered."""
-        wanted, here = self.federation.num_nodes, len(self.answers)
+        wanted, here = self.federation.num_clients, len(self.answers)
         missing = [k for k in range(wanted) if k not in self.answers]
         names = ", ".join(map(str, missing[:MAX_NAMED_PARTITIONS])) + (
             f" and {len(missing) - MAX_NAMED_PARTITIONS} more" if len(missing) > MAX_NAMED_PARTITIONS else ""
         )
-        found = f"after {self.patience:g} s {here} of {wanted} nodes are here; missing: partition {names}. "
+        found = f"after {self.patience:g} s {here} of {wanted} clients are here; missing: partition {names}. "
         if not here or not self.before.keys() >= set(missing):
-            raise UserError(f"{found}Start them, or set num_nodes or wait_for_nodes")
+            raise UserError(f"{found}Start them, or set num_clients or wait_for_clients")
         self.answers |= {k: self.before[k] for k in missing}
         print(f"{found}They count as absent until they are back", flush=True)
 
     def _members(self) -> Members:
-        rows = [self.answers[k] for k in range(self.federation.num_nodes)]
+        rows = [self.answers[k] for k in range(self.federation.num_clients)]
         counts = np.stack([row.class_counts for row in rows])
         self.node_ids = np.array([row.node_id for row in rows], dtype=object)
         federation, own_data = self.federation, any(row.own_data for row in rows)

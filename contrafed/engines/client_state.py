@@ -27,7 +27,7 @@ class Cost(NamedTuple):
     disk: int
 
 
-class NodeMemory:
+class ClientStateStore:
     """Client states by client, each entirely on one tier.
 
     If a tier exceeds its budget, the least recently trained state moves down. A client's state starts on the device of its
@@ -43,7 +43,7 @@ class NodeMemory:
         self.budget = {DEVICE: device_bytes, HOST: host_bytes}
         self.used = {DEVICE: 0, HOST: 0, DISK: 0}
         self._held: dict[str, OrderedDict[int, Tensors]] = {DEVICE: OrderedDict(), HOST: OrderedDict()}  # oldest first
-        self._files: dict[int, tuple[int, str]] = {}  # node -> bytes and checksum, of those on disk
+        self._files: dict[int, tuple[int, str]] = {}  # client -> bytes and checksum, of those on disk
         self._parent = folder
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._seconds = 0.0
@@ -51,23 +51,23 @@ class NodeMemory:
     def __iter__(self) -> Iterator[int]:
         return iter([*self._held[DEVICE], *self._held[HOST], *self._files])
 
-    def get(self, node: int) -> Tensors:
+    def get(self, client: int) -> Tensors:
         """Return a client's state from its tier, empty if it has none. Never write to it."""
         for held in self._held.values():
-            if node in held:
-                return held[node]
-        if node in self._files:
+            if client in held:
+                return held[client]
+        if client in self._files:
             began = time.perf_counter()
-            found = self._read(node)
+            found = self._read(client)
             self._seconds += time.perf_counter() - began
             return found
         return {}
 
-    def store(self, node: int, memory: Tensors) -> None:
+    def store(self, client: int, memory: Tensors) -> None:
         """Replace a client's state."""
-        self._drop(node)
+        self._drop(client)
         on_device = any(value.device.type != "cpu" for value in memory.values())
-        self._store_in_tier(DEVICE if on_device else HOST, node, memory)
+        self._store_in_tier(DEVICE if on_device else HOST, client, memory)
         began = time.perf_counter()
         self._fit()
         self._seconds += time.perf_counter() - began
@@ -87,52 +87,52 @@ class NodeMemory:
             self._folder.cleanup()
             self._folder = None
 
-    def _store_in_tier(self, tier: str, node: int, memory: Tensors) -> None:
-        self._held[tier][node] = memory
+    def _store_in_tier(self, tier: str, client: int, memory: Tensors) -> None:
+        self._held[tier][client] = memory
         self.used[tier] += size_of(memory)
 
     def _fit(self) -> None:
         while self.used[DEVICE] > self.budget[DEVICE]:
-            node, memory = self._held[DEVICE].popitem(last=False)
+            client, memory = self._held[DEVICE].popitem(last=False)
             self.used[DEVICE] -= size_of(memory)
-            self._store_in_tier(HOST, node, on_host(memory))
+            self._store_in_tier(HOST, client, on_host(memory))
         while self.used[HOST] > self.budget[HOST]:
-            node, memory = self._held[HOST].popitem(last=False)
+            client, memory = self._held[HOST].popitem(last=False)
             self.used[HOST] -= size_of(memory)
             try:
-                write(self._file(node), memory, mode=PRIVATE)
+                write(self._file(client), memory, mode=PRIVATE)
             except OSError as error:
                 if error.errno in DISK_ERRNOS:
                     error.filename = error.filename or str(self._parent or tempfile.gettempdir())
                     raise
                 if self._files and isinstance(error, FileNotFoundError):
-                    raise _lost(self._file(node)) from error
-                raise UserError(f"engine.memory_folder: cannot write what nodes remember ({error})") from error
-            self._files[node] = size_of(memory), checksum(self._file(node))
+                    raise _lost(self._file(client)) from error
+                raise UserError(f"engine.memory_folder: cannot write what clients remember ({error})") from error
+            self._files[client] = size_of(memory), checksum(self._file(client))
             self.used[DISK] += size_of(memory)
 
-    def _read(self, node: int) -> Tensors:
+    def _read(self, client: int) -> Tensors:
         """Return a client's state from the disk. Raises ``RunStopped`` unless it is what was written."""
-        file = self._file(node)
+        file = self._file(client)
         try:
-            if checksum(file) == self._files[node][1]:
+            if checksum(file) == self._files[client][1]:
                 return read(file)
         except OSError as error:
             raise _lost(file) from error
         raise _lost(file)
 
-    def _drop(self, node: int) -> None:
+    def _drop(self, client: int) -> None:
         for tier, held in self._held.items():
-            if node in held:
-                self.used[tier] -= size_of(held.pop(node))
-        if node in self._files:
-            self.used[DISK] -= self._files.pop(node)[0]
-            self._file(node).unlink(missing_ok=True)
+            if client in held:
+                self.used[tier] -= size_of(held.pop(client))
+        if client in self._files:
+            self.used[DISK] -= self._files.pop(client)[0]
+            self._file(client).unlink(missing_ok=True)
 
-    def _file(self, node: int) -> Path:
+    def _file(self, client: int) -> Path:
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="contrafed-", dir=self._parent)
-        return Path(self._folder.name) / f"{node}.safetensors"
+        return Path(self._folder.name) / f"{client}.safetensors"
 
 
 def _lost(file: Path) -> RunStopped:

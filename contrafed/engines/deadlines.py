@@ -5,7 +5,7 @@ from flwr.common.constant import ErrorCode
 
 # Seconds that a reply may take if engine.round_timeout is null. Flower accepts no reply to an older message.
 MAX_REPLY_SECONDS = float(DEFAULT_TTL)
-# Seconds that a client may take to answer a query if wait_for_nodes is null. Then it is asked again.
+# Seconds that a client may take to answer a query if wait_for_clients is null. Then it is asked again.
 MAX_QUERY_SECONDS = 3600.0
 
 

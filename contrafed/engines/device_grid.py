@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from contrafed.core import codec
-from contrafed.core.client_run import NodeRun
+from contrafed.core.client_run import ClientRun
 from contrafed.core.errors import UserError
 from contrafed.core.run_folder import read_config
 from contrafed.data.federation import Federation
@@ -49,7 +49,7 @@ class DeviceGrid:
     def begin(self, checkpoints: bool, own: Mapping[str, Any]) -> None:
         """Begin a run or resume it from a checkpoint, which later messages then contain."""
         self.run, self.past = own.get("run", self.run_id), list(own.get("past", []))
-        self.known, self.before = dict(own.get("known", [])), own.get("nodes", [])
+        self.known, self.before = dict(own.get("known", [])), own.get("clients", [])
         self.checkpoint = int(own.get("round", 0)) if checkpoints else None
 
     def limit_replies(self, size: int) -> None:
@@ -73,7 +73,7 @@ class DeviceGrid:
 
         client.PullObject = pull_within_limit
 
-    def members(self, run: NodeRun, federation: Federation, places: Mapping[str, str]) -> Members:
+    def members(self, run: ClientRun, federation: Federation, places: Mapping[str, str]) -> Members:
         """Ask every device for its partition, and tell it which images the run's model takes."""
         settings = replace(run, images=facts_of(federation.data)).to_json()
         self.registry = Registry(self, federation, settings, places, self.patience, self.before)
@@ -94,7 +94,7 @@ class DeviceGrid:
         if not run:
             raise UserError(f"evaluate_only: {folder} is no run of devices, which keep their personal models themselves")
         if not read_config(folder).get("save_personal"):
-            raise UserError(f"evaluate_only: the nodes of {folder} kept no personal models; the run needs save_personal=true")
+            raise UserError(f"evaluate_only: the clients of {folder} kept no personal models; the run needs save_personal=true")
         return run
 
     def memory_cost(self) -> None:
@@ -104,14 +104,14 @@ class DeviceGrid:
         """Return nothing, because devices keep their client state, also that of the last checkpoint."""
         return {}
 
-    def restore(self, memories: Iterable[tuple[int, dict[str, Tensor]]], *, changed: bool) -> None:
+    def restore(self, client_states: Iterable[tuple[int, dict[str, Tensor]]], *, changed: bool) -> None:
         """Do nothing, because devices restore their state themselves."""
 
     def own(self, server_round: int) -> dict[str, Any]:
         """Return the run's name in files, its attempts with their last rounds, and what is known of its clients."""
         past, known = [*self.past, f"{self.run_id}@{server_round}"], [list(pair) for pair in self.known.items()]
-        nodes = [] if self.registry is None else self.registry.export_answers()
-        return {"run": self.run, "round": server_round, "past": past, "known": known, "nodes": nodes}
+        clients = [] if self.registry is None else self.registry.export_answers()
+        return {"run": self.run, "round": server_round, "past": past, "known": known, "clients": clients}
 
     def on_checkpoint(self, server_round: int, on_disk: Callable[[], None]) -> None:
         """Wait for the checkpoint. From the next message on, clients may delete their state of the previous one."""
@@ -123,7 +123,7 @@ class DeviceGrid:
         return {"engine": "devices", "run_id": self.run_id}
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of the connected nodes."""
+        """Return the ids of the connected clients."""
         return self.grid.get_node_ids()
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
@@ -142,7 +142,7 @@ class DeviceGrid:
         pushed = self.grid.push_messages(messages) if messages else []
         waiting = {taken: message for taken, message in zip(pushed, messages, strict=False) if taken}
         replies: list[Message] = [
-            failed_reply(message, "Flower did not take the message: the node is not registered, or the message too large")
+            failed_reply(message, "Flower did not take the message: the client is not registered, or the message too large")
             for message in messages
             if message.metadata.message_id not in waiting
         ]
@@ -179,6 +179,6 @@ class DeviceGrid:
 
     def _hear(self, message: Message, reply: Message, partitions: Mapping[int, int]) -> None:
         """Record whether a client that trained has client state now."""
-        node, about = message.metadata.dst_node_id, {} if reply.has_error() else codec.config_of(reply)
-        if message.metadata.message_type == MessageType.TRAIN and about.get("remembers") is True and node in partitions:
-            self.known[partitions[node]] = int(message.metadata.group_id)
+        client, about = message.metadata.dst_node_id, {} if reply.has_error() else codec.config_of(reply)
+        if message.metadata.message_type == MessageType.TRAIN and about.get("has-state") is True and client in partitions:
+            self.known[partitions[client]] = int(message.metadata.group_id)

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from contrafed.client_app.app import app
-from contrafed.core.client_run import NodeRun
+from contrafed.core.client_run import ClientRun
 from contrafed.core.errors import UserError
 from contrafed.core.schema import Range
 from contrafed.data.federation import Federation
@@ -38,8 +38,8 @@ WRITE_SECONDS = 60.0
 class Config:
     """Settings of the engine."""
 
-    cpus_per_node: Annotated[float, Range(gt=0)]
-    gpus_per_node: Annotated[float, Range(ge=0, le=1)]  # more than 1 would be idle
+    cpus_per_client: Annotated[float, Range(gt=0)]
+    gpus_per_client: Annotated[float, Range(ge=0, le=1)]  # more than 1 would be idle
     round_timeout: Annotated[float, Range(gt=0)] | None  # not supported here
     max_norm: Annotated[float, Range(gt=0)] | None  # larger joint L2 norms of a reply's tensors are rejected
     max_norm_ratio: Annotated[float, Range(gt=1)] | None  # also those so many times the median of recent accepted ones
@@ -69,7 +69,7 @@ class FlowerGrid(SimulatedGrid):
         self.stop = stop or threading.Event()
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of the connected nodes."""
+        """Return the ids of the connected clients."""
         self._check()
         return self.grid.get_node_ids()
 
@@ -94,7 +94,7 @@ class FlowerGrid(SimulatedGrid):
             replies += map(late_reply, waiting.values())
         return replies
 
-    def members(self, run: NodeRun, federation: Federation, places: Mapping[str, str]) -> Members:
+    def members(self, run: ClientRun, federation: Federation, places: Mapping[str, str]) -> Members:
         """Ask every client for its partition."""
         return Registry(self, federation, run.to_json(), places, self.patience).wait()
 
@@ -103,9 +103,11 @@ class FlowerGrid(SimulatedGrid):
 
     def take_changed(self) -> dict[int, dict[str, Tensor]]:
         """Raise ``UserError``, because Flower does not give access to client state."""
-        raise UserError("Flower's simulation keeps what nodes remember to itself; checkpoints need engine=ray or engine=local")
+        raise UserError(
+            "Flower's simulation keeps what clients remember to itself; checkpoints need engine=ray or engine=local"
+        )
 
-    def restore(self, memories: Iterable[tuple[int, dict[str, Tensor]]], *, changed: bool) -> None:
+    def restore(self, client_states: Iterable[tuple[int, dict[str, Tensor]]], *, changed: bool) -> None:
         """Raise ``UserError`` like ``take_changed``."""
         self.take_changed()
 
@@ -125,8 +127,8 @@ def run(config: Config, job: Job) -> None:
     _check_resources(config)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    device = default_device() if config.gpus_per_node else "cpu"  # the clients' device
-    install(job.node.to_json(), Workspace(job.node, device=device, federation=job.federation, model=job.model))
+    device = default_device() if config.gpus_per_client else "cpu"  # the clients' device
+    install(job.client.to_json(), Workspace(job.client, device=device, federation=job.federation, model=job.model))
     stop, done = threading.Event(), threading.Event()
     try:
         with warnings.catch_warnings(), _stopped_by_signals(stop, job.verbose):
@@ -134,8 +136,8 @@ def run(config: Config, job: Job) -> None:
             run_simulation(
                 server_app=_in_thread(job, stop, done),
                 client_app=app,
-                num_supernodes=job.num_nodes,
-                backend_config={"client_resources": {"num_cpus": config.cpus_per_node, "num_gpus": config.gpus_per_node}},
+                num_supernodes=job.num_clients,
+                backend_config={"client_resources": {"num_cpus": config.cpus_per_client, "num_gpus": config.gpus_per_client}},
                 verbose_logging=job.verbose,
             )
     except BaseException:  # the ServerApp's thread would wait for ever
@@ -153,15 +155,15 @@ def _check_resources(config: Config) -> None:
 
     from contrafed.engines.ray import room
 
-    there, share = ray.cluster_resources(), config.gpus_per_node
-    for key, name in (("cpus_per_node", "CPU"), ("gpus_per_node", "GPU")):
+    there, share = ray.cluster_resources(), config.gpus_per_client
+    for key, name in (("cpus_per_client", "CPU"), ("gpus_per_client", "GPU")):
         wanted, found = getattr(config, key), there.get(name, 0)
         if wanted > found:
             raise UserError(f"engine.{key}={wanted:g} is more than the {found:g} {name}s that Ray has")
-    gpus, cpus = int(there.get("GPU", 0)), int(there.get("CPU", 0) / config.cpus_per_node)
+    gpus, cpus = int(there.get("GPU", 0)), int(there.get("CPU", 0) / config.cpus_per_client)
     if share and min(cpus, int(gpus / share)) > room(gpus, share):
         raise UserError(
-            f"engine.gpus_per_node={share:g}: {gpus} GPUs have no room for as many as Flower counts; take 1, 1/2, 1/3, ..."
+            f"engine.gpus_per_client={share:g}: {gpus} GPUs have no room for as many as Flower counts; take 1, 1/2, 1/3, ..."
         )
 
 

@@ -17,12 +17,12 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from torch import Tensor
 
-from contrafed.client_app.app import MEMORY
+from contrafed.client_app.app import CLIENT_STATE
 from contrafed.core import codec
-from contrafed.core.client_run import NodeRun
+from contrafed.core.client_run import ClientRun
 from contrafed.data.federation import Federation
 from contrafed.engines.client_registry import Members
-from contrafed.engines.client_state import Cost, NodeMemory
+from contrafed.engines.client_state import ClientStateStore, Cost
 from contrafed.engines.personal_models import check_saved, place_in
 from contrafed.engines.worker import FIRST_NODE_ID, RUN_ID, BatchRunner, identify
 from contrafed.training.workspace import Workspace
@@ -34,7 +34,7 @@ class RunGrid(Protocol):
     every_failure: bool  # whether every round reports its rejected replies, not only the first such round
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of the connected nodes."""
+        """Return the ids of the connected clients."""
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages and return the replies that arrived within ``timeout`` seconds."""
@@ -47,7 +47,7 @@ class RunGrid(Protocol):
             own: The result of ``own`` in the checkpoint to resume from, or empty.
         """
 
-    def members(self, run: NodeRun, federation: Federation, places: Mapping[str, str]) -> Members:
+    def members(self, run: ClientRun, federation: Federation, places: Mapping[str, str]) -> Members:
         """Return the run's clients. ``places`` are the entries ``save`` and ``load`` of messages. Raises ``UserError``."""
 
     def newcomers(self) -> list[str]:
@@ -68,7 +68,7 @@ class RunGrid(Protocol):
     def take_changed(self) -> dict[int, dict[str, Tensor]]:
         """Return, by partition id, the client states that changed since the last call."""
 
-    def restore(self, memories: Iterable[tuple[int, dict[str, Tensor]]], *, changed: bool) -> None:
+    def restore(self, client_states: Iterable[tuple[int, dict[str, Tensor]]], *, changed: bool) -> None:
         """Set client states, by partition id. With ``changed`` the next ``take_changed`` returns them again."""
 
     def own(self, server_round: int) -> dict[str, Any]:
@@ -125,9 +125,9 @@ class VirtualGrid(SimulatedGrid, Grid):
     raise. A failed client answers with an error, and a client that exceeds the time limit does not answer.
     """
 
-    def __init__(self, num_nodes: int) -> None:
+    def __init__(self, num_clients: int) -> None:
         identify()
-        self.num_nodes = num_nodes
+        self.num_clients = num_clients
         self._run = Run.create_empty(RUN_ID)
         self._count = itertools.count(1)
         self._queue: list[Message] = []
@@ -136,15 +136,15 @@ class VirtualGrid(SimulatedGrid, Grid):
     @property
     def node_ids(self) -> np.ndarray:
         """Flower's node id of every partition (K,)."""
-        return np.arange(FIRST_NODE_ID, FIRST_NODE_ID + self.num_nodes)
+        return np.arange(FIRST_NODE_ID, FIRST_NODE_ID + self.num_clients)
 
-    def members(self, run: NodeRun, federation: Federation, places: Mapping[str, str]) -> Members:
+    def members(self, run: ClientRun, federation: Federation, places: Mapping[str, str]) -> Members:
         """Return the run's clients, which need not be asked."""
         return Members(self.node_ids, federation, federation.partition.class_counts(), run.to_json())
 
     @abstractmethod
     def execute(self, messages: Sequence[Message], timeout: float | None) -> list[Message | None]:
-        """Run ``messages`` and return their replies in the same order, None for those that exceeded the time limit."""
+        """Run ``message_spec`` and return their replies in the same order, None for those that exceeded the time limit."""
 
     def set_run(self, run: Run) -> None:
         """Set the run this grid belongs to."""
@@ -182,7 +182,7 @@ class VirtualGrid(SimulatedGrid, Grid):
         return [self._replies.pop(i) for i in message_ids if i in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Run ``messages`` and return their replies in request order, fewer if ``timeout`` (seconds) passed."""
+        """Run ``message_spec`` and return their replies in request order, fewer if ``timeout`` (seconds) passed."""
         ids = list(self.push_messages(messages))
         self._work(timeout)
         return self.pull_messages(ids)
@@ -206,7 +206,7 @@ class VirtualGrid(SimulatedGrid, Grid):
             "its time to live is not positive": meta.ttl <= 0,
             "it was already delivered": meta.delivered_at != "",
             "it is not from the server": meta.src_node_id != SUPERLINK_NODE_ID,
-            f"there is no node {meta.dst_node_id}": not 0 <= meta.dst_node_id - FIRST_NODE_ID < self.num_nodes,
+            f"there is no client {meta.dst_node_id}": not 0 <= meta.dst_node_id - FIRST_NODE_ID < self.num_clients,
             "it belongs to another run": meta.run_id != self._run.run_id,
             "it has no content": not message.has_content(),
             f"'{meta.message_type}' is no message type": not validate_message_type(meta.message_type),
@@ -221,10 +221,10 @@ class LocalGrid(VirtualGrid):
 
     engine = "local"
 
-    def __init__(self, num_nodes: int, stack_size: int, memory: NodeMemory | None = None) -> None:
-        super().__init__(num_nodes)
-        self.runner = BatchRunner(num_nodes, stack_size)
-        self.memory = memory or NodeMemory(0, sys.maxsize, None)  # only of clients that have a state
+    def __init__(self, num_clients: int, stack_size: int, client_states: ClientStateStore | None = None) -> None:
+        super().__init__(num_clients)
+        self.runner = BatchRunner(num_clients, stack_size)
+        self.client_states = client_states or ClientStateStore(0, sys.maxsize, None)  # only of clients that have a state
         self.changed: set[int] = set()
 
     def execute(self, messages: Sequence[Message], timeout: float | None) -> list[Message | None]:
@@ -232,37 +232,37 @@ class LocalGrid(VirtualGrid):
         # Clients share the broadcast's records. Each gets its own shallow copy, so that a client cannot change its neighbours'
         # data through it.
         copies = [copy_records(message) for message in messages]
-        nodes = [message.metadata.dst_node_id for message in messages]
+        clients = [message.metadata.dst_node_id for message in messages]
 
         def keep(i: int, state: RecordDict) -> None:
             if state:
-                self.memory.store(nodes[i], codec.state_of(state, MEMORY))
-                self.changed.add(nodes[i])
+                self.client_states.store(clients[i], codec.state_of(state, CLIENT_STATE))
+                self.changed.add(clients[i])
 
-        return self.runner.run(copies, lambda i: self._state(nodes[i]), keep, timeout)
+        return self.runner.run(copies, lambda i: self._state(clients[i]), keep, timeout)
 
-    def _state(self, node: int) -> RecordDict | None:
-        memory = self.memory.get(node)
-        return RecordDict({MEMORY: codec.to_record(memory)}) if memory else None
+    def _state(self, client: int) -> RecordDict | None:
+        memory = self.client_states.get(client)
+        return RecordDict({CLIENT_STATE: codec.to_record(memory)}) if memory else None
 
     def take_changed(self) -> dict[int, dict[str, Tensor]]:
         """Return the client states that changed since the last call."""
         changed, self.changed = sorted(self.changed), set()
-        return {node - FIRST_NODE_ID: self.memory.get(node) for node in changed}
+        return {client - FIRST_NODE_ID: self.client_states.get(client) for client in changed}
 
-    def restore(self, memories: Iterable[tuple[int, dict[str, Tensor]]], *, changed: bool) -> None:
+    def restore(self, client_states: Iterable[tuple[int, dict[str, Tensor]]], *, changed: bool) -> None:
         """Set client states."""
-        for node, tensors in memories:
-            self.memory.store(FIRST_NODE_ID + node, tensors)
-            self.changed |= {FIRST_NODE_ID + node} if changed else set()
+        for client, tensors in client_states:
+            self.client_states.store(FIRST_NODE_ID + client, tensors)
+            self.changed |= {FIRST_NODE_ID + client} if changed else set()
 
     def memory_cost(self) -> Cost:
         """Return the cost of client state since the last call."""
-        return self.memory.cost()
+        return self.client_states.cost()
 
     def close(self) -> None:
         """Delete the client states."""
-        self.memory.clear()
+        self.client_states.clear()
 
 
 def copy_records(message: Message) -> Message:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from contrafed.core.client_run import NodeRun
+from contrafed.core.client_run import ClientRun
 from contrafed.core.split_model import SplitModel
 from contrafed.data.federation import Federation
 from contrafed.engines.worker import RUN_ID
@@ -16,15 +16,15 @@ class Job:
     """One run, as an engine receives it."""
 
     server_app: ServerApp
-    node: NodeRun  # the clients' part of its configuration
+    client: ClientRun  # the clients' part of its configuration
     federation: Federation
     model: SplitModel  # with its initial weights
     verbose: bool  # whether the logs of Flower and Ray are shown
 
     @property
-    def num_nodes(self) -> int:
+    def num_clients(self) -> int:
         """The number of clients."""
-        return self.node.num_nodes
+        return self.client.num_clients
 
     def serve(self, grid: Grid) -> None:
         """Call the ServerApp as Flower would."""
@@ -32,11 +32,11 @@ class Job:
         self.server_app(grid, context)
 
 
-def stack_size_for(wanted: int | None, device: str, num_nodes: int) -> int:
+def stack_size_for(wanted: int | None, device: str, num_clients: int) -> int:
     """Return how many clients train as one stack: ``wanted``, or by default 1 on a CPU and all on a GPU.
 
     A CPU gains nothing from stacking convolutions. A stack that does not fit on a GPU is halved when it fails.
     """
     if wanted is not None:
         return wanted
-    return 1 if device == "cpu" else num_nodes
+    return 1 if device == "cpu" else num_clients

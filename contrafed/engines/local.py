@@ -9,7 +9,7 @@ import torch
 from contrafed.core.disk import expand_home
 from contrafed.core.errors import RunStopped, UserError
 from contrafed.core.schema import Range
-from contrafed.engines.client_state import NodeMemory, default_budgets
+from contrafed.engines.client_state import ClientStateStore, default_budgets
 from contrafed.engines.grid import LocalGrid
 from contrafed.engines.job import Job, stack_size_for
 from contrafed.engines.worker import reuse_memory
@@ -48,14 +48,14 @@ def run(config: Config, job: Job) -> None:
     reuse_memory()
     grid = None
     try:
-        install(job.node.to_json(), Workspace(job.node, device=device, federation=job.federation, model=job.model))
+        install(job.client.to_json(), Workspace(job.client, device=device, federation=job.federation, model=job.model))
         on_device, in_ram = default_budgets(device)
-        memory = NodeMemory(
+        memory = ClientStateStore(
             on_device if config.memory_device_bytes is None else config.memory_device_bytes,
             in_ram if config.memory_host_bytes is None else config.memory_host_bytes,
             expand_home(config.memory_folder),
         )
-        grid = LocalGrid(job.num_nodes, stack_size_for(config.stack_size, device, job.num_nodes), memory)
+        grid = LocalGrid(job.num_clients, stack_size_for(config.stack_size, device, job.num_clients), memory)
         job.serve(grid)
     except Exception as error:
         if not device_lost(error):

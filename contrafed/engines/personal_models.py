@@ -19,16 +19,16 @@ def place_in(folder: Path) -> str:
 def check_saved(workspace: Workspace, place: str) -> None:
     """Raise ``UserError`` unless every client with a test part has a saved personal model of the right shapes."""
     partition, wanted = workspace.federation.partition, {n: tuple(v.shape) for n, v in workspace.initial.items()}
-    for node in range(workspace.federation.num_nodes):
-        if len(partition.test(node)) == 0:
+    for client in range(workspace.federation.num_clients):
+        if len(partition.test(client)) == 0:
             continue
         try:
-            found = shapes_in(place, node)
+            found = shapes_in(place, client)
         except FileNotFoundError as error:
             raise UserError(
-                f"there is no personal model of node {node} in {place}; the run needs save_personal=true"
+                f"there is no personal model of client {client} in {place}; the run needs save_personal=true"
             ) from error
         except SafetensorError as error:
-            raise UserError(f"{personal_file(place, node)} is no safetensors file ({error})") from error
+            raise UserError(f"{personal_file(place, client)} is no safetensors file ({error})") from error
         if found != wanted:
-            raise UserError(f"{personal_file(place, node)} does not fit the model of this configuration")
+            raise UserError(f"{personal_file(place, client)} does not fit the model of this configuration")

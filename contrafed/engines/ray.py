@@ -1,10 +1,7 @@
 """engine=ray: virtual clients on persistent Ray workers, on one machine or a cluster.
 
-The driver sends messages in batches, longest first, to free workers. A short round has one batch per worker. A longer one has
-several, which become smaller towards the end. The broadcast is written once, and every worker reads it in place. Broadcast and
-replies use memory that the driver and its machine's workers share. For other machines they use Ray's object store. Client
-states are objects that the driver owns by reference but never opens. They survive the worker that made them and spill to disk
-when the store is full. Any worker can take over a client.
+The driver sends messages in batches, longest first, to free workers. Broadcast and replies use memory that the driver and its
+machine's workers share. Client states are objects that the driver owns by reference but never opens (docs/ARCHITECTURE.md).
 """
 
 import logging
@@ -23,7 +20,7 @@ import torch
 from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 
-from contrafed.client_app.app import MEMORY
+from contrafed.client_app.app import CLIENT_STATE
 from contrafed.core import codec
 from contrafed.core.disk import expand_home
 from contrafed.core.errors import UserError
@@ -86,8 +83,8 @@ def run(config: Config, job: Job) -> None:
     grid = None
     try:
         device = "cpu" if config.gpus_per_worker == 0 else default_device()  # the clients' device
-        workspace = Workspace(job.node, device=device, federation=job.federation, model=job.model)
-        install(job.node.to_json(), workspace)
+        workspace = Workspace(job.client, device=device, federation=job.federation, model=job.model)
+        install(job.client.to_json(), workspace)
         start_ray(config.address, job.verbose, config.memory_host_bytes, expand_home(config.memory_folder))
         grid = RayGrid(config, workspace)
         job.serve(grid)
@@ -99,13 +96,13 @@ def run(config: Config, job: Job) -> None:
 
 
 def start_ray(address: str | None, verbose: bool, memory_bytes: int | None, folder: str | None) -> None:
-    """Start Ray in this process, or join a cluster; does nothing when that is already there with the same object store.
+    """Start Ray in this process, or join a cluster. Does nothing if it already runs with the same object store.
 
-    A Ray that starts here is closed to everybody else (``ray_access``). A cluster has a token of its own, in the environment.
+    A Ray that starts here is closed to others (``ray_access``). A cluster's own token is in the environment.
     """
     if address is None:
         ray_access.set_token()
-        # Ray's default, 15, leaves workers next to nothing beside any other busy process.
+        # Ray's default, 15, leaves workers almost no time next to another busy process.
         os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
 
@@ -176,7 +173,7 @@ class RayGrid(VirtualGrid):
     def __init__(self, config: Config, workspace: Workspace) -> None:
         import ray
 
-        super().__init__(workspace.run.num_nodes)
+        super().__init__(workspace.run.num_clients)
         self.ray = ray
         resources = ray.cluster_resources()
         gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
@@ -198,8 +195,8 @@ class RayGrid(VirtualGrid):
         data_set = {"data": empty, "tensors": tensors, "partition": workspace.federation.partition}
         self._arguments = (ray.put(data_set), workspace.run.to_json(), config.stack_size)
         self._actor: Any = ray.remote(num_cpus=config.cpus_per_worker, num_gpus=per_worker, max_restarts=0)(Worker)
-        self.stateful = workspace.client_class.remembers(workspace.model, workspace.config)
-        self.memory: dict[int, Any] = {}  # node id -> reference to its state
+        self.stateful = workspace.client_class.has_client_state(workspace.model, workspace.config)
+        self.client_states: dict[int, Any] = {}  # node id -> reference to its state
         self.changed: set[int] = set()
         self.sizes: dict[int, int] = {}  # node id -> bytes of its state
         self.moving = 0.0  # seconds since the last call
@@ -225,15 +222,17 @@ class RayGrid(VirtualGrid):
     def take_changed(self) -> dict[int, dict[str, torch.Tensor]]:
         """Return the client states that changed since the last call, read from Ray's store in place."""
         changed, self.changed = sorted(self.changed), set()
-        states = self.ray.get([self.memory[node] for node in changed])
-        return {node - FIRST_NODE_ID: codec.state_of(state, MEMORY) for node, state in zip(changed, states, strict=True)}
+        states = self.ray.get([self.client_states[client] for client in changed])
+        return {
+            client - FIRST_NODE_ID: codec.state_of(state, CLIENT_STATE) for client, state in zip(changed, states, strict=True)
+        }
 
-    def restore(self, memories: Iterable[tuple[int, dict[str, torch.Tensor]]], *, changed: bool) -> None:
+    def restore(self, client_states: Iterable[tuple[int, dict[str, torch.Tensor]]], *, changed: bool) -> None:
         """Set client states."""
-        for node, tensors in memories:
-            self.memory[FIRST_NODE_ID + node] = self.ray.put(RecordDict({MEMORY: codec.to_record(tensors)}))
-            self.sizes[FIRST_NODE_ID + node] = size_of(tensors)
-            self.changed |= {FIRST_NODE_ID + node} if changed else set()
+        for client, tensors in client_states:
+            self.client_states[FIRST_NODE_ID + client] = self.ray.put(RecordDict({CLIENT_STATE: codec.to_record(tensors)}))
+            self.sizes[FIRST_NODE_ID + client] = size_of(tensors)
+            self.changed |= {FIRST_NODE_ID + client} if changed else set()
 
     def memory_cost(self) -> Cost:
         """Return the cost of client state since the last call, over all workers.
@@ -245,7 +244,7 @@ class RayGrid(VirtualGrid):
 
     def close(self) -> None:
         """End the workers and release the client states."""
-        self.memory.clear()
+        self.client_states.clear()
         for worker in self.workers:
             self.ray.kill(worker)
         self.workers = []
@@ -349,7 +348,7 @@ class _Dispatch:
         near = self.broadcast if grid.near[worker] else None
         if near is None and self.stored is None:
             self.stored = self.ray.put(self.records)
-        states = [grid.memory.get(self.messages[i].metadata.dst_node_id) for i in rows] if grid.stateful else []
+        states = [grid.client_states.get(self.messages[i].metadata.dst_node_id) for i in rows] if grid.stateful else []
         method = grid.workers[worker].run.options(num_returns=1 + len(states))
         block = grid.pool.take(len(rows)) if self.kind == MessageType.TRAIN else None  # other replies are a few numbers
         left = None if self.ends is None else self._compute_seconds_left()
@@ -395,6 +394,6 @@ class _Dispatch:
             self.replies[i] = reply
             trained = self.messages[i].metadata.message_type == MessageType.TRAIN
             if grid.stateful and trained and reply is not None and not reply.has_error():
-                node = self.messages[i].metadata.dst_node_id
-                grid.memory[node], grid.sizes[node] = batch.states[place], timing.sizes[place]
-                grid.changed.add(node)
+                client = self.messages[i].metadata.dst_node_id
+                grid.client_states[client], grid.sizes[client] = batch.states[place], timing.sizes[place]
+                grid.changed.add(client)

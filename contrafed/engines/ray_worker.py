@@ -11,9 +11,9 @@ import torch
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.app.metadata import Metadata
 
-from contrafed.client_app.app import MEMORY
+from contrafed.client_app.app import CLIENT_STATE
 from contrafed.core import codec
-from contrafed.core.client_run import NodeRun
+from contrafed.core.client_run import ClientRun
 from contrafed.core.tensors import on_host, size_of
 from contrafed.data.federation import Federation
 from contrafed.engines import shared_memory
@@ -66,7 +66,7 @@ def unpack_messages(messages: Sequence[Message]) -> tuple[list[ArrayRecord], lis
 class Worker:
     """One persistent worker process: the data set on its device and a ``BatchRunner``."""
 
-    def __init__(self, data_set: Mapping[str, Any], node_run: str, stack_size: int | None) -> None:
+    def __init__(self, data_set: Mapping[str, Any], client_run_of: str, stack_size: int | None) -> None:
         torch.set_num_threads(1)
         identify()
         reuse_memory()
@@ -77,9 +77,9 @@ class Worker:
         device = default_device()
         if device == "cuda":
             keep_to_share()
-        run = NodeRun.from_json(node_run)
-        install(node_run, Workspace(run, device=device, federation=federation))
-        self.runner = BatchRunner(run.num_nodes, stack_size_for(stack_size, device, run.num_nodes))
+        run = ClientRun.from_json(client_run_of)
+        install(client_run_of, Workspace(run, device=device, federation=federation))
+        self.runner = BatchRunner(run.num_clients, stack_size_for(stack_size, device, run.num_clients))
 
         self.mapped: dict[str, Any] = {}  # blocks of memory shared with the driver, to write replies
         self.broadcasts: dict[str, Any] = {}  # and to read broadcasts
@@ -112,7 +112,7 @@ class Worker:
         del records
         replies = shared_memory.write(results, batch.address, self.mapped)
         del results
-        sizes = [0 if state is None else size_of(codec.state_of(state, MEMORY)) for state in kept]
+        sizes = [0 if state is None else size_of(codec.state_of(state, CLIENT_STATE)) for state in kept]
         timing = Timing(time.monotonic() - began, self.fetching, sizes)
         answer: Any = (*replies, still_read is not None and still_read(), timing)
         if replies[0] == "shared":
@@ -139,7 +139,7 @@ class Worker:
 
         def keep(place: int, state: RecordDict) -> None:
             if kept:  # on the host, so that an accelerator does not hold the states of a whole batch
-                kept[place] = RecordDict({MEMORY: codec.to_record(on_host(codec.state_of(state, MEMORY)))})
+                kept[place] = RecordDict({CLIENT_STATE: codec.to_record(on_host(codec.state_of(state, CLIENT_STATE)))})
 
         try:
             return self.runner.run(messages, state_of, keep, batch.timeout)

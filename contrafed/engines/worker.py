@@ -41,13 +41,13 @@ def reuse_memory() -> None:
             mallopt(parameter, value)
 
 
-def context_of(message: Message, state: RecordDict | None, num_nodes: int) -> Context:
+def context_of(message: Message, state: RecordDict | None, num_clients: int) -> Context:
     """Return a client's context with a copy of its state, so that a failed update leaves the state unchanged."""
     node_id = message.metadata.dst_node_id
     return Context(
         run_id=RUN_ID,
         node_id=node_id,
-        node_config={"partition-id": node_id - FIRST_NODE_ID, "num-partitions": num_nodes},
+        node_config={"partition-id": node_id - FIRST_NODE_ID, "num-partitions": num_clients},
         state=state.copy() if state is not None else RecordDict(),
         run_config={},
     )
@@ -56,8 +56,8 @@ def context_of(message: Message, state: RecordDict | None, num_nodes: int) -> Co
 class BatchRunner:
     """Runs batches of messages in this process, ``stack_size`` clients at a time."""
 
-    def __init__(self, num_nodes: int, stack_size: int) -> None:
-        self.num_nodes = num_nodes
+    def __init__(self, num_clients: int, stack_size: int) -> None:
+        self.num_clients = num_clients
         self.stack_size = stack_size
         self.told = False  # whether the failure of a stack was reported whose clients succeed alone
 
@@ -88,7 +88,7 @@ class BatchRunner:
             except DeadlineError:
                 break
             except Exception as error:
-                if isinstance(error, RunStopped) or device_lost(error):  # other nodes would fail, whosever fault it is
+                if isinstance(error, RunStopped) or device_lost(error):  # other clients would fail, whosever fault it is
                     raise
                 if len(rows) == 1:
                     replies[rows[0]] = _build_error_reply(messages[rows[0]], error)
@@ -116,7 +116,7 @@ class BatchRunner:
             answers = [reply for i in rows if (reply := replies[i]) is not None and not reply.has_error()]
             if not self.told and len(answers) == len(rows):
                 self.told = True
-                note = f"nodes were run one by one, since as a stack, which is faster, they raise {said}"
+                note = f"clients were run one by one, since as a stack, which is faster, they raise {said}"
                 answers[0].content[codec.CONFIG] = ConfigRecord({**codec.config_of(answers[0]), codec.NOTE: note})
 
     def _cut(self, messages: Sequence[Message], rows: Sequence[int]) -> list[list[int]]:
@@ -139,7 +139,7 @@ class BatchRunner:
         deadline: float | None,
     ) -> dict[int, RecordDict]:
         """Fill in the replies of ``rows``, and return the new states of clients that trained."""
-        contexts = [context_of(messages[i], state_of(i), self.num_nodes) for i in rows]
+        contexts = [context_of(messages[i], state_of(i), self.num_clients) for i in rows]
         kind = messages[rows[0]].metadata.message_type
         if kind not in STACKED_MESSAGE_TYPES:
             replies[rows[0]] = app(messages[rows[0]], contexts[0])

@@ -3,8 +3,8 @@
     python -m contrafed.report.embedding outputs/RUN              the global model
     python -m contrafed.report.embedding outputs/RUN --personal   personal models (the run needs save_personal=true)
 
-Writes ``embedding.npz`` (x, label, node), ``embedding.png`` and ``embedding.pdf`` to the run's folder. With ``--personal`` the
-name is ``embedding_personal``.
+Writes ``embedding.npz`` (x, label, client), ``embedding.png`` and ``embedding.pdf`` to the run's folder. With ``--personal``
+the name is ``embedding_personal``.
 """
 
 import sys
@@ -87,34 +87,34 @@ def of_run(
     """
     folder = Path(folder)
     run = check_config(on_cpu(read_config(folder)))
-    workspace = Workspace(run.node, federation=federation)
+    workspace = Workspace(run.client, federation=federation)
     partition = workspace.federation.partition
-    parts = [partition.test(node) for node in range(run.num_nodes)]
-    nodes, index = np.repeat(np.arange(run.num_nodes), [len(part) for part in parts]), np.concatenate(parts)
+    parts = [partition.test(client) for client in range(run.num_clients)]
+    clients, index = np.repeat(np.arange(run.num_clients), [len(part) for part in parts]), np.concatenate(parts)
     if not len(index):
         if personal:
-            raise UserError("nodes have no test images of their own; partition.test_fraction=0.2 gives them some")
+            raise UserError("clients have no test images of their own; partition.test_fraction=0.2 gives them some")
         index = workspace.federation.central_test
-        nodes = np.full(len(index), -1)
+        clients = np.full(len(index), -1)
     labels = workspace.federation.data.y.numpy()[index]
     chosen = sample_stratified(labels, limit, run.seed)
-    index, nodes, labels = index[chosen], nodes[chosen], labels[chosen]
+    index, clients, labels = index[chosen], clients[chosen], labels[chosen]
     if personal:
         if not Path(place_in(folder)).is_dir():
             raise UserError(f"there are no personal models in {folder}; the run needs save_personal=true")
         check_saved(workspace, place_in(folder))
-        own = [(_load_personal_model(folder, node), index[nodes == node]) for node in np.unique(nodes)]
+        own = [(_load_personal_model(folder, client), index[clients == client]) for client in np.unique(clients)]
         z = np.concatenate([representations(workspace, model, examples) for model, examples in own])
-        order = np.argsort(nodes, kind="stable")
-        return z, labels[order], nodes[order]
+        order = np.argsort(clients, kind="stable")
+        return z, labels[order], clients[order]
     if missing := stays(workspace):
         raise UserError(
-            f"strategy={run.node.strategy.name} leaves its {missing} on the nodes, and the global one untrained: --personal"
+            f"strategy={run.client.strategy.name} leaves its {missing} on the clients, and the global one untrained: --personal"
         )
     if not (folder / MODEL_FILE).is_file():
         raise UserError(f"there is no {MODEL_FILE} in {folder}; give the folder of a finished run")
     model = initial_model(workspace.initial, str(folder / MODEL_FILE))
-    return representations(workspace, model, index), labels, nodes
+    return representations(workspace, model, index), labels, clients
 
 
 def on_cpu(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,8 +132,8 @@ def stays(workspace: Workspace) -> str:
     return " and ".join(kept)
 
 
-def _load_personal_model(folder: Path, node: int) -> Tensors:
-    return read_personal(place_in(folder), int(node))[0]
+def _load_personal_model(folder: Path, client: int) -> Tensors:
+    return read_personal(place_in(folder), int(client))[0]
 
 
 def draw(points: np.ndarray, labels: np.ndarray) -> "Figure":
@@ -170,14 +170,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     parser = Parser("python -m contrafed.report.embedding", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("run", type=Path, help="the folder of a finished run")
-    parser.add_argument("--personal", action="store_true", help="each node's own model instead of the global one")
+    parser.add_argument("--personal", action="store_true", help="each client's own model instead of the global one")
     parser.add_argument("--points", type=int, default=POINTS, help=f"at most so many; default {POINTS}")
     try:
         options = parser.parse_args(arguments)
-        z, labels, nodes = of_run(options.run, personal=options.personal, limit=options.points)
+        z, labels, clients = of_run(options.run, personal=options.personal, limit=options.points)
         points = tsne(z)
         name = "embedding_personal" if options.personal else "embedding"
-        np.savez_compressed(options.run / f"{name}.npz", x=points, label=labels, node=nodes)
+        np.savez_compressed(options.run / f"{name}.npz", x=points, label=labels, client=clients)
         png, _ = save(draw(points, labels), options.run / name)
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -10,9 +10,9 @@ from contrafed.report.groups import format_value, number_of
 from contrafed.report.runs import FinishedRun, Points, composition, flat
 
 # Prefix of metrics by client.
-NODES = "nodes:"
+CLIENTS = "clients:"
 # Metrics that compare a run with another one, and the method of that one: MpFedcon, Figures 9 and 3.
-GAIN, DISTANCE = "nodes:accuracy_gain", "distance"
+GAIN, DISTANCE = "clients:accuracy_gain", "distance"
 BASELINE_OF_METRIC = {GAIN: "local", DISTANCE: "fedavg"}
 
 METRIC_LABELS = {
@@ -20,28 +20,28 @@ METRIC_LABELS = {
     "train_accuracy_top5_mean": "training accuracy, mean of the best five",
     "accuracy_final": "test accuracy, last round",
     "accuracy_ema": "test accuracy, moving average",
-    "personal_accuracy_best": "nodes' accuracy, best round",
-    "personal_accuracy_mean": "nodes' accuracy, last round",
-    "personal_accuracy_last10_mean": "nodes' accuracy, mean of the last ten",
-    "nodes_accuracy_best": "nodes' accuracy, best round",
-    "nodes_accuracy_last10_mean": "nodes' accuracy, mean of the last ten",
-    "local_seconds_median": "seconds of local work in a round, median",
+    "personal_accuracy_best": "clients' accuracy, best round",
+    "personal_accuracy_mean": "clients' accuracy, last round",
+    "personal_accuracy_last10_mean": "clients' accuracy, mean of the last ten",
+    "clients_accuracy_best": "clients' accuracy, best round",
+    "clients_accuracy_last10_mean": "clients' accuracy, mean of the last ten",
+    "local_seconds_median": "seconds of local training in a round, median",
     "aggregate_seconds_median": "seconds of the server's rule in a round, median",
     "global/test/accuracy": "test accuracy",
     "global/train/accuracy": "training accuracy",
-    "personal/test/accuracy": "nodes' accuracy",
-    "global/nodes/accuracy": "nodes' accuracy",
-    "personal/test/loss": "nodes' loss",
-    "global/nodes/loss": "nodes' loss",
+    "personal/test/accuracy": "clients' accuracy",
+    "global/clients/accuracy": "clients' accuracy",
+    "personal/test/loss": "clients' loss",
+    "global/clients/loss": "clients' loss",
     "global/fit/features_within": "trace of the covariance within classes",
     "global/fit/features_between": "trace of the covariance between classes",
     "global/fit/features_effective_rank": "effective rank of representations",
     "global/fit/features_vci": "variability collapse index of representations",
     "global/fit/deviation": "deviation of the updates, summed over participants",
     "weight_all": "weight",
-    "train_accuracy": "training accuracy of a node",
-    "train_loss": "training loss of a node",
-    "nodes:probability": "p_k",
+    "train_accuracy": "training accuracy of a client",
+    "train_loss": "training loss of a client",
+    "clients:probability": "p_k",
     GAIN: "gain in accuracy over training alone",
     DISTANCE: "mean squared difference from FedAvg's parameters",
 }
@@ -106,13 +106,13 @@ def beside(run: FinishedRun, runs: Sequence[FinishedRun], metric: str) -> Finish
 
 def add(into: dict[Any, Any], shape: str, metric: str, run: FinishedRun, runs: Sequence[FinishedRun], place: Place) -> None:
     """Add one run to a panel's data in the form of its kind (``plots.KINDS``). Nothing is added without such a number."""
-    if metric.startswith(NODES):
-        label, values = _of_nodes(run, runs, metric, place.line)
+    if metric.startswith(CLIENTS):
+        label, values = _of_clients(run, runs, metric, place.line)
         if values:
-            into.setdefault(label, {node: unit_of(metric) * value for node, value in values.items()})
+            into.setdefault(label, {client: unit_of(metric) * value for client, value in values.items()})
         return
     if shape == "cdf":
-        if each := list(run.last_of_nodes(metric).values()):
+        if each := list(run.last_of_clients(metric).values()):
             into.setdefault(place.line, []).extend(unit_of(metric) * value for value in each)
         return
     if shape == "curves":
@@ -131,13 +131,13 @@ def add(into: dict[Any, Any], shape: str, metric: str, run: FinishedRun, runs: S
         into.setdefault(f"{place.line} {place.x}" if place.named else place.x, []).append(value)
 
 
-def _of_nodes(run: FinishedRun, runs: Sequence[FinishedRun], metric: str, line: str) -> tuple[str, dict[int, float]]:
+def _of_clients(run: FinishedRun, runs: Sequence[FinishedRun], metric: str, line: str) -> tuple[str, dict[int, float]]:
     """Return a label and each client's last value. A gain's label has the share of clients that gain."""
     if metric != GAIN:
-        return line, run.last_of_nodes(metric.removeprefix(NODES))
+        return line, run.last_of_clients(metric.removeprefix(CLIENTS))
     alone = beside(run, runs, metric)
-    found = {} if alone is None else gains(run.last_of_nodes("accuracy"), alone.last_of_nodes("accuracy"))
-    return (f"{line} ({gaining(found):.0%} of nodes gain)", found) if found else (line, {})
+    found = {} if alone is None else gains(run.last_of_clients("accuracy"), alone.last_of_clients("accuracy"))
+    return (f"{line} ({gaining(found):.0%} of clients gain)", found) if found else (line, {})
 
 
 def _curves(run: FinishedRun, metric: str, line: str) -> list[tuple[str, Points]]:
@@ -147,12 +147,12 @@ def _curves(run: FinishedRun, metric: str, line: str) -> list[tuple[str, Points]
     of these is shown with the weight that it tends to (PMFL, Figure 6).
     """
     scope, split, name = _key(metric)
-    points = run.points(scope, split, name) if name else run.mean_over_nodes(metric)
+    points = run.points(scope, split, name) if name else run.mean_over_clients(metric)
     wanted = plot_of(run).get("probabilities") or ()
-    out = [("mean of all nodes" if wanted else line, points)]
+    out = [("mean of all clients" if wanted else line, points)]
     for probability in wanted:
         weights, limit = _nearest(run, metric, float(probability))
-        out += [(f"node nearest p = {probability}", weights), (f"its expected weight, p = {probability}", limit)]
+        out += [(f"client nearest p = {probability}", weights), (f"its expected weight, p = {probability}", limit)]
     return [(label, curve) for label, curve in out if curve]
 
 
@@ -166,14 +166,14 @@ def expected_weight(probability: float, cutoff: int) -> float:
 
 def _nearest(run: FinishedRun, metric: str, probability: float) -> tuple[Points, Points]:
     """Return the curve of the client with the nearest p_k, and its limit. Both are empty if p_k or weights are not logged."""
-    p = {node: value for node, value in run.last_of_nodes("probability").items() if value > 0}
-    table = run.of_nodes(metric)
-    known = sorted(p.keys() & set(table["node"].tolist()))
+    p = {client: value for client, value in run.last_of_clients("probability").items() if value > 0}
+    table = run.of_clients(metric)
+    known = sorted(p.keys() & set(table["client"].tolist()))
     if not known:
         return [], []
-    node = min(known, key=lambda node: abs(p[node] - probability))
-    own = table[table["node"] == node]
-    limit = expected_weight(p[node], int(run.config["strategy"]["cutoff"]))
+    client = min(known, key=lambda client: abs(p[client] - probability))
+    own = table[table["client"] == client]
+    limit = expected_weight(p[client], int(run.config["strategy"]["cutoff"]))
     points = list(zip(own["round"].tolist(), own["value"].tolist(), strict=True))
     # ``results`` keeps only the last round.
     return (points, [(t, limit) for t, _ in points]) if len(points) > 1 else ([], [])

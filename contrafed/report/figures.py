@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from contrafed.report import pictures, plots
-from contrafed.report.figure_data import NODES, add, metrics_of, place_of, plot_of, said_of, unit_of, word_of
+from contrafed.report.figure_data import CLIENTS, add, metrics_of, place_of, plot_of, said_of, unit_of, word_of
 from contrafed.report.groups import EMPTY_CELL, Group, group_runs, number_of, short
 from contrafed.report.published import load, shorten_name
 from contrafed.report.runs import FinishedRun, Points, accuracy_of, beside_accuracy_of
@@ -16,7 +16,7 @@ from contrafed.report.statistics import over_seeds
 from contrafed.runs.output.figures import WINDOW
 
 # Limits of lines, panels and rows of clients. Above them curves cannot be distinguished, and dots are drawn.
-LINES, PANELS, NODE_ROWS = 16, 9, 6
+LINES, PANELS, CLIENT_ROWS = 16, 9, 6
 # Number of seeds from which on a box shows more than mean and standard deviation.
 MIN_BOX_SEEDS = 4
 
@@ -41,7 +41,7 @@ def of_runs(runs: Sequence[FinishedRun], title: str) -> dict[str, Figure]:
     for name, curve, ylabel, unit in (*OVER_ROUNDS, *((name, curve, f"{score} (%)", 100) for name, score, curve in scores)):
         if all(curve(run) for run in runs) and (drawn := _curves(found, title, ylabel, curve, unit)):
             out[name] = drawn
-    out |= _nodes(found, title) | _swept(found, title, said, points)
+    out |= _clients(found, title) | _swept(found, title, said, points)
     if 1 < len(found) <= LINES and min(len(group.runs) for group in found) >= MIN_BOX_SEEDS:
         values = {group.label: _last(group, points) for group in found}
         out["box"] = plots.draw("box", {"": values}, title, "", f"{said}, last round (%)")
@@ -118,27 +118,27 @@ def _last(group: Group, points: Callable[[FinishedRun], Points]) -> list[float]:
     return [100 * points(run)[-1][1] for run in group.runs if points(run)]
 
 
-def _nodes(found: Sequence[Group], title: str) -> dict[str, Figure]:
-    """Return figures of ``nodes.csv``: accuracies at the end as CDF and bars, weights over rounds."""
+def _clients(found: Sequence[Group], title: str) -> dict[str, Figure]:
+    """Return figures of ``clients.csv``: accuracies at the end as CDF and bars, weights over rounds."""
     out: dict[str, Figure] = {}
     at_end = (
-        {group.label: [run.last_of_nodes("accuracy") for run in group.runs] for group in found} if len(found) <= LINES else {}
+        {group.label: [run.last_of_clients("accuracy") for run in group.runs] for group in found} if len(found) <= LINES else {}
     )
-    at_end = {label: own for label, values in at_end.items() if (own := [nodes for nodes in values if nodes])}
+    at_end = {label: own for label, values in at_end.items() if (own := [clients for clients in values if clients])}
     if at_end:
         pooled = {label: [100 * x for seed in values for x in seed.values()] for label, values in at_end.items()}
-        out["nodes_cdf"] = plots.draw(
-            "cdf", {"": pooled}, title, "accuracy of a node on its own test part (%)", "share of nodes"
+        out["clients_cdf"] = plots.draw(
+            "cdf", {"": pooled}, title, "accuracy of a client on its own test part (%)", "share of clients"
         )
-    if 1 <= len(at_end) <= NODE_ROWS:
-        first = {label: {node: 100 * x for node, x in values[0].items()} for label, values in at_end.items()}
+    if 1 <= len(at_end) <= CLIENT_ROWS:
+        first = {label: {client: 100 * x for client, x in values[0].items()} for label, values in at_end.items()}
         seeds = "" if all(len(values) == 1 for values in at_end.values()) else ", first seed"
-        out["nodes"] = plots.node_bars(first, f"{title}{seeds}", "accuracy of a node (%)")
+        out["clients"] = plots.client_bars(first, f"{title}{seeds}", "accuracy of a client (%)")
     for name, metric, ylabel in (
-        ("weights", "weight", "mean weight of nodes that have one"),
-        ("weights_all", "weight_all", "mean weight of all nodes"),
+        ("weights", "weight", "mean weight of clients that have one"),
+        ("weights_all", "weight_all", "mean weight of all clients"),
     ):
-        traces = {group.label: [run.mean_over_nodes(metric) for run in group.runs] for group in found[: LINES + 1]}
+        traces = {group.label: [run.mean_over_clients(metric) for run in group.runs] for group in found[: LINES + 1]}
         traces = {label: seeds for label, seeds in traces.items() if all(seeds)}
         if traces and len(found) <= LINES:
             out[name] = plots.draw("curves", {"": traces}, title, "round", ylabel, window=_window({"": traces}))
@@ -207,7 +207,7 @@ def draw_published_plot(runs: Sequence[FinishedRun], which: int, title: str) -> 
     having = sorted((run for run in runs if which < len(metrics_of(run))), key=lambda run: number_of(place_of(run, plot).x))
     shape = metrics_of(having[0])[which]
     shape = shape if shape in pictures.KINDS else str(plot["kind"])
-    of_one_seed = shape in pictures.KINDS or any(metrics_of(run)[which].startswith(NODES) for run in having)
+    of_one_seed = shape in pictures.KINDS or any(metrics_of(run)[which].startswith(CLIENTS) for run in having)
     seeds = sorted({run.config["seed"] for run in having})
     if of_one_seed and len(seeds) > 1:  # clients differ between seeds
         most = max(seeds, key=lambda seed: sum(run.config["seed"] == seed for run in having))
@@ -225,14 +225,16 @@ def draw_published_plot(runs: Sequence[FinishedRun], which: int, title: str) -> 
         return None
     metric = metrics_of(having[0])[which]
     said, x_said = said_of(metric), short(str(plot.get("x") or ""))
-    if metric.startswith(NODES):
-        rows = {", ".join(filter(None, (line, panel))): nodes for panel, data in panels.items() for line, nodes in data.items()}
-        return plots.node_bars(rows, title, said)
+    if metric.startswith(CLIENTS):
+        rows = {
+            ", ".join(filter(None, (line, panel))): clients for panel, data in panels.items() for line, clients in data.items()
+        }
+        return plots.client_bars(rows, title, said)
     if shape == "heatmap":
         means = {panel: {place: over_seeds(values)[0] for place, values in data.items()} for panel, data in panels.items()}
         return plots.draw("heatmap", means, f"{title}: {said}", x_said, short(str(plot["line"])))
     methods = {run.method for run in runs}
     method = methods.pop() if len(methods) == 1 else None
-    xlabel, ylabel = (said, "share of nodes") if shape == "cdf" else (x_said, said)
+    xlabel, ylabel = (said, "share of clients") if shape == "cdf" else (x_said, said)
     window = int(plot.get("window", WINDOW)) if unit_of(metric) == 100 else None
     return plots.draw(shape, panels, title, xlabel, ylabel, method, window)

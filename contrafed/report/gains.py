@@ -8,11 +8,11 @@ def gains(ours: Mapping[int, float], alone: Mapping[int, float]) -> dict[int, fl
 
     MpFedcon, Figure 9: a method compared with SOLO (``strategy=local``).
     """
-    return {node: ours[node] - alone[node] for node in sorted(ours.keys() & alone.keys())}
+    return {client: ours[client] - alone[client] for client in sorted(ours.keys() & alone.keys())}
 
 
 def gaining(found: Mapping[int, float]) -> float:
     """Return the share of clients with a gain above 0. Raises ``ValueError`` without clients."""
     if not found:
-        raise ValueError("no nodes")
+        raise ValueError("no clients")
     return sum(value > 0 for value in found.values()) / len(found)

@@ -64,7 +64,7 @@ def sent_by(method: str, model: SplitModel, x: Tensor, labels: Sequence[int]) ->
     one_step = {"epochs": "null", "iterations": 1, "batch_size": len(labels), "optimizer": "sgd", "lr": RATE}
     plain = {"momentum": 0, "weight_decay": 0, "augment": "[]", "clip_norm": "null"}
     local = [f"strategy.local.{key}={value}" for key, value in (one_step | plain).items()]
-    run = check_config(compose_job([f"strategy={method}", "num_nodes=1", *local]))
+    run = check_config(compose_job([f"strategy={method}", "num_clients=1", *local]))
     raw = (x * 255).round().to(torch.uint8)
     nothing = np.zeros(0, dtype=np.int64)
     channels, y = x.shape[1], torch.tensor(labels)
@@ -72,10 +72,10 @@ def sent_by(method: str, model: SplitModel, x: Tensor, labels: Sequence[int]) ->
         raw, y, torch.zeros(len(y), dtype=torch.bool), (0.0,) * channels, (1.0,) * channels, model.num_classes, None
     )
     partition = Partition([np.arange(len(y))], [nothing], y.numpy(), model.num_classes)
-    workspace = Workspace(run.node, federation=Federation(data, partition), model=copy.deepcopy(model))
-    members = Members(np.arange(1), workspace.federation, partition.class_counts(), run.node.to_json())
+    workspace = Workspace(run.client, federation=Federation(data, partition), model=copy.deepcopy(model))
+    members = Members(np.arange(1), workspace.federation, partition.class_counts(), run.client.to_json())
     rule = make_strategy(run, workspace, members, rounds=1)
-    received = rule.broadcast(workspace.initial) | (rule.download(workspace.initial, 0, judging=False) or {})
+    received = rule.broadcast(workspace.initial) | (rule.per_client_broadcast(workspace.initial, 0, evaluating=False) or {})
     (update,) = workspace.client_class(workspace, [0]).update([received], 1)
     before, after = select_prefix(received, "model"), select_prefix(update.tensors, "model")
     change = {name: value - before[name] for name, value in after.items()} or select_prefix(update.tensors, "delta")

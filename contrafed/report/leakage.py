@@ -78,7 +78,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("python -m contrafed.report.leakage", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("overrides", nargs="*", default=[], help="the data set, as main.py takes it: dataset=cifar10")
     parser.add_argument("--cases", default=None, help=f"of {', '.join(CASES)}; default: all, or none beside --methods")
-    parser.add_argument("--methods", default="", help="attack what these methods' nodes send; 'every' for all there are")
+    parser.add_argument("--methods", default="", help="attack what these methods' clients send; 'every' for all there are")
     parser.add_argument("--images", type=int, default=10, help="how many training images")
     parser.add_argument(
         "--first",

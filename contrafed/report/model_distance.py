@@ -24,7 +24,7 @@ def distance_of_runs(solo: str | Path, shared: str | Path) -> float:
     if not file.is_file():
         raise UserError(f"there is no {file}; give the folder of a finished run")
     config = read_config(Path(solo))
-    trained = config["num_nodes"] - config.get("held_out_nodes", 0)
+    trained = config["num_clients"] - config.get("held_out_clients", 0)
     places = sorted(place for place in folder.glob("*.safetensors") if int(place.stem) < trained)
     if not places:
         raise UserError(f"there are no personal models in {folder}; the run needs save_personal=true")

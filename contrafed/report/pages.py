@@ -16,7 +16,7 @@ HEAD = """# Results
 
 Made by `python report.py --results` from `results/` alone. `results/NAME.csv` has one row per run: configuration, seed,
 versions, commit, hardware and seconds; `results/NAME.md` is the text at the head of a section, or a section by itself.
-Accuracies are percentages, mean ± sample standard deviation over seeds; deviations over nodes are called so. In a paper's
+Accuracies are percentages, mean ± sample standard deviation over seeds; deviations over clients are called so. In a paper's
 table ours stands first, the paper's in brackets; ranks count only cells that both have. "FedAvg's last" is FedAvg's accuracy
 after its last round in the row's own setting; rounds and MiB to it are those of the first evaluation that reaches it, over
 the seeds that do (how many, where not all do; "-" where none does).

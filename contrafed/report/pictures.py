@@ -13,7 +13,7 @@ from contrafed.report.figure_data import place_of, plot_of
 from contrafed.report.plots import as_written, head
 from contrafed.report.runs import FinishedRun, read_table
 from contrafed.runs.output.figures import show_participation, show_partition
-from contrafed.runs.output.series import shown_nodes
+from contrafed.runs.output.series import shown_clients
 
 if TYPE_CHECKING:  # torch is slow to import
     from contrafed.data.federation import Federation
@@ -95,7 +95,7 @@ def _embedding(run: FinishedRun, folder: Path) -> Embedding:
 
     federation, personal = _federation(run), bool(run.config.get("save_personal"))
     z, labels, _ = embedding.of_run(folder, personal=personal, limit=POINTS, federation=federation)
-    whose = "nodes' own models" if personal else "global model"
+    whose = "clients' own models" if personal else "global model"
     return Embedding(embedding.tsne(z), labels, federation.data.num_classes, whose)
 
 
@@ -120,7 +120,7 @@ def _federation(run: FinishedRun) -> "Federation":
 
     dataset: Mapping[str, Any] = run.config["dataset"]
     here = {**dataset, "download": False} if "download" in dataset else dataset
-    federation = load_federation(check_config(on_cpu({**run.config, "dataset": here})).node)
+    federation = load_federation(check_config(on_cpu({**run.config, "dataset": here})).client)
     had, has = run.summary.get("stand_in"), federation.data.stand_in
     if had != has:
         said = [f"{stand_in} images" if stand_in else "the data set itself" for stand_in in (had, has)]
@@ -130,11 +130,11 @@ def _federation(run: FinishedRun) -> "Federation":
 
 def _participants(run: FinishedRun, folder: Path) -> tuple[list[tuple[int, np.ndarray]], np.ndarray]:
     """Return the arguments of ``show_participation``."""
-    table = read_table(folder / "participants.csv", {"round": "int64", "node": "int64"})
-    shown, rounds = shown_nodes(run.config["num_nodes"]), int(run.summary["rounds"])
+    table = read_table(folder / "participants.csv", {"round": "int64", "client": "int64"})
+    shown, rounds = shown_clients(run.config["num_clients"]), int(run.summary["rounds"])
     if not len(table):
-        raise UserError("no node took part in any round")
-    by_round = np.split(table["node"].to_numpy(), np.searchsorted(table["round"], np.arange(2, rounds + 1)))
+        raise UserError("no client took part in any round")
+    by_round = np.split(table["client"].to_numpy(), np.searchsorted(table["round"], np.arange(2, rounds + 1)))
     return [(len(ids), np.flatnonzero(np.isin(shown, ids))) for ids in by_round], shown
 
 

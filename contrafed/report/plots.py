@@ -146,7 +146,7 @@ def curves(axes: Any, series: Mapping[str, Sequence[Any]], look: Look, window: i
     axes.grid(axis="y", **GRID)
 
 
-def node_cdf(axes: Any, values: Mapping[str, Sequence[float]], look: Look) -> None:
+def client_cdf(axes: Any, values: Mapping[str, Sequence[float]], look: Look) -> None:
     """Draw {label: value of each client}: the share of clients with a value of at most x (PMFL Figure 5).
 
     A client without a finite value, such as a diverged client's loss, counts as above every x.
@@ -230,7 +230,7 @@ def _name_columns(axes: Any, labels: Sequence[str]) -> None:
 
 KINDS: dict[str, Callable[[Any, Any, Look], None]] = {
     "curves": curves,
-    "cdf": node_cdf,
+    "cdf": client_cdf,
     "lines": lines,
     "heatmap": heat_map,
     "box": boxes,
@@ -238,27 +238,27 @@ KINDS: dict[str, Callable[[Any, Any, Look], None]] = {
 }
 
 
-def node_bars(values: Mapping[str, Mapping[int, float]], title: str, ylabel: str) -> Figure:
+def client_bars(values: Mapping[str, Mapping[int, float]], title: str, ylabel: str) -> Figure:
     """Draw a bar per client, {label: {client: value}}, a row per label. Clients are in the order of the first label's
     values.
     """
     look, labels = styles(list(values)), list(values)
     first = values[labels[0]]
-    nodes = sorted(set().union(*values.values()), key=lambda node: (-first.get(node, -math.inf), node))
+    clients = sorted(set().union(*values.values()), key=lambda client: (-first.get(client, -math.inf), client))
     figure = Figure(figsize=(ALONE[0], 0.8 + 1.25 * len(labels)), layout="constrained")
     head(figure, title)
     rows = figure.subplots(len(labels), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for axes, label in zip(rows, labels, strict=True):
-        heights = [values[label].get(node, math.nan) for node in nodes]
+        heights = [values[label].get(client, math.nan) for client in clients]
         mean = float(np.nanmean(heights))
-        axes.bar(range(len(nodes)), heights, width=0.85 if len(nodes) <= 60 else 1, color=look[label].colour)
+        axes.bar(range(len(clients)), heights, width=0.85 if len(clients) <= 60 else 1, color=look[label].colour)
         axes.axhline(mean, color="#444444", linewidth=1, linestyle="--")
         axes.set_title(f"{label}, mean {mean:.4g}", loc="left", fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(x=0.01)
-    few = len(nodes) <= 25
-    rows[-1].set_xticks(range(len(nodes)) if few else [], [str(node) for node in nodes] if few else [])
-    rows[-1].set_xlabel("node" if few else f"{len(nodes)} nodes, in the first picture's order")
+    few = len(clients) <= 25
+    rows[-1].set_xticks(range(len(clients)) if few else [], [str(client) for client in clients] if few else [])
+    rows[-1].set_xlabel("client" if few else f"{len(clients)} clients, in the first picture's order")
     figure.supylabel(ylabel, fontsize=10)
     return figure
 

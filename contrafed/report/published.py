@@ -51,10 +51,10 @@ def shorten_name(name: str) -> str:
 class Comparison:
     """One table of a paper with our runs: a row per cell of the paper or of a run.
 
-    The table ``cells`` has the columns dataset, setting, metric, method, paper, paper_std, note, ours, ours_std, ours_node_std,
-    seeds, runs, difference, rank, paper_rank. Here ours_std is over seeds, and ours_node_std the mean over seeds of the std
-    over clients. For rounds, speed-up and traffic to a target, ours is the mean over the ``seeds`` that reach it. It is
-    ``UNREACHED_VALUES`` if no run does, which tables show as "-" and which shares the last rank. The function
+    The table ``cells`` has the columns dataset, setting, metric, method, paper, paper_std, note, ours, ours_std,
+    ours_client_std, seeds, runs, difference, rank, paper_rank. Here ours_std is over seeds, and ours_client_std the mean over
+    seeds of the std over clients. For rounds, speed-up and traffic to a target, ours is the mean over the ``seeds`` that reach
+    it. It is ``UNREACHED_VALUES`` if no run does, which tables show as "-" and which shares the last rank. The function
     ``find_ranking_columns`` defines what is ranked together. Deviations of the runs are in ``changed`` and ``scale``. If
     several runs have the same cell and seed, the last one is used, and ``aside`` has a line about each other run.
     """
@@ -160,14 +160,14 @@ def _comparison(key: tuple[str, str, str, tuple[str, ...]], runs: Sequence[Finis
 def _cells(paper: str, table: str, runs: Sequence[FinishedRun]) -> pd.DataFrame:
     """Return the cells of one table: the paper's, and those that only we have."""
     rows = [row for run in runs for row in _rows(run, runs)]
-    ours = pd.DataFrame(rows, columns=[*CELL, "value", "node_std"])
+    ours = pd.DataFrame(rows, columns=[*CELL, "value", "client_std"])
     never = ours["metric"].map(UNREACHED_VALUES)
     ours["never"] = never.where(ours["value"] == never)
     ours["value"] = ours["value"].where(ours["never"].isna())
     means = ours.groupby(CELL, sort=False).agg(
         ours=("value", lambda values: over_seeds(list(values))[0]),
         ours_std=("value", lambda values: over_seeds(list(values))[1]),
-        ours_node_std=("node_std", lambda values: over_seeds(list(values))[0]),
+        ours_client_std=("client_std", lambda values: over_seeds(list(values))[0]),
         seeds=("value", "count"),
         runs=("value", "size"),
         never=("never", "max"),
@@ -239,7 +239,7 @@ def speedup_to_target(run: FinishedRun, fedavg: FinishedRun | None) -> float:
 
 def traffic_to_target(run: FinishedRun, fedavg: FinishedRun | None) -> float:
     """Compute ``rounds_to_target`` times a client's upload in a round (one way), in MiB, which the paper calls MB."""
-    return rounds_to_target(run, fedavg) * run.number("bytes_up_per_node") / 2**20
+    return rounds_to_target(run, fedavg) * run.number("bytes_up_per_client") / 2**20
 
 
 TO_TARGET: dict[str, Callable[[FinishedRun, FinishedRun | None], float]] = {

@@ -3,8 +3,8 @@
 Run folders are not committed. These files alone give the same tables and figures. A row has the run's numbers, versions,
 hardware and commit, and its whole configuration as JSON. Only the last part of paths is kept. The file
 ``results/curves/NAME.csv`` has the evaluated points. Long curves are thinned evenly but keep each new maximum, so that the
-round of a target stays the same. Bytes are summed up to each point. The file ``results/nodes/NAME.csv`` has each client's last
-values.
+round of a target stays the same. Bytes are summed up to each point. The file ``results/clients/NAME.csv`` has each client's
+last values.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ import pandas as pd
 
 from contrafed.core.disk import replace
 from contrafed.core.errors import UserError
-from contrafed.report.runs import MEAN_OF_NODES, NODES, FinishedRun, Points, flat, placeless, read_table
+from contrafed.report.runs import CLIENTS, MEAN_OF_CLIENTS, FinishedRun, Points, flat, placeless, read_table
 from contrafed.runs.output.folder import number_names
 
 # Approximate largest number of points of a curve.
@@ -27,9 +27,9 @@ MAX_POINTS = 1000
 # First columns of a row, followed by the summary's and the configuration.
 FIRST_COLUMNS = (
     *("run", "method", "dataset", "partition", "participation", "model"),
-    *("seed", "num_nodes", "num_rounds", "rounds", "status"),
+    *("seed", "num_clients", "num_rounds", "rounds", "status"),
 )
-# Values of log=[...] that are kept: metrics of nodes.csv as their mean over clients, and these metrics of the split fit.
+# Values of log=[...] that are kept: metrics of clients.csv as their mean over clients, and these metrics of the split fit.
 MEANS, FIT = ("weight", "own_weight", "weight_all"), ("deviation", "features_")
 WORDS = {*FIRST_COLUMNS[:6], "status", "commit", "hardware", "device", "engine", "data_fingerprint"}
 
@@ -58,9 +58,9 @@ def keep(runs: Sequence[FinishedRun], folder: Path, name: str) -> Path:
         "configuration",
     ]
     try:
-        for part in ("curves", "nodes"):
+        for part in ("curves", "clients"):
             (folder / part).mkdir(parents=True, exist_ok=True)
-        for part, tables, nan in (("curves", map(_curves, every), ""), ("nodes", map(_nodes, every), "nan")):
+        for part, tables, nan in (("curves", map(_curves, every), ""), ("clients", map(_clients, every), "nan")):
             _write(pd.concat(tables, ignore_index=True), folder / part / path.name, "%.6g", nan)
         _write(pd.DataFrame(rows, columns=columns), path)
     except OSError as error:
@@ -90,7 +90,7 @@ def load(path: Path) -> list[FinishedRun]:
     if not {"run", "configuration"} <= set(rows):
         raise UserError(f"cannot read {path}: it has no columns run and configuration")
     curves = _read(path.parent / "curves" / path.name)
-    nodes = read_table(path.parent / "nodes" / path.name, {"run": "str", **NODES})
+    clients = read_table(path.parent / "clients" / path.name, {"run": "str", **CLIENTS})
     found = []
     for row in rows.to_dict("records"):
         try:
@@ -99,7 +99,7 @@ def load(path: Path) -> list[FinishedRun]:
             raise UserError(f"cannot read {path}: the configuration of {row['run']} is no JSON") from error
         summary = {str(key): _value(str(key), str(cell)) for key, cell in row.items() if cell != ""}
         name = str(row["run"])
-        mine = nodes[nodes["run"] == name].drop(columns="run")
+        mine = clients[clients["run"] == name].drop(columns="run")
         metrics = _long(curves[curves["run"] == name], path)
         found.append(FinishedRun(name, config, summary, metrics, lambda table=mine: table))  # type: ignore[misc]
     return found
@@ -129,7 +129,7 @@ def _row(run: FinishedRun) -> dict[str, Any]:
             row |= {f"{key}.{inner}": text for inner, text in value.items()}
         elif value is not None and key not in row:
             row[key] = json.dumps(value) if isinstance(value, list) else value
-    config = {key: value for key, value in run.config.items() if key not in ("output_dir", "verbose", "wait_for_nodes")}
+    config = {key: value for key, value in run.config.items() if key not in ("output_dir", "verbose", "wait_for_clients")}
     return {**row, "configuration": json.dumps(placeless(config), separators=(",", ":"))}
 
 
@@ -137,8 +137,8 @@ def _curves(run: FinishedRun) -> pd.DataFrame:
     """Return a run's curves as columns ``scope/split/metric``, with a row per round that has any."""
     scored = {key: points for key, points in run.curves.items() if key[1] not in ("system", "fit") or key[2].startswith(FIT)}
     for metric in MEANS:
-        if means := run.mean_over_nodes(metric):
-            scored[(*MEAN_OF_NODES, metric)] = means
+        if means := run.mean_over_clients(metric):
+            scored[(*MEAN_OF_CLIENTS, metric)] = means
     kept = {key: _thin_points(points) for key, points in scored.items()}
     rounds = sorted({t for points in kept.values() for t, _ in points})
     for key, points in run.curves.items():
@@ -196,8 +196,8 @@ def _long(table: pd.DataFrame, path: Path) -> pd.DataFrame:
     return pd.concat([values["round"], names, values["value"]], axis=1)
 
 
-def _nodes(run: FinishedRun) -> pd.DataFrame:
+def _clients(run: FinishedRun) -> pd.DataFrame:
     """Return each client's last value of every metric, with its round."""
-    table = run.nodes
+    table = run.clients
     last = table[table["round"] == table.groupby("metric")["round"].transform("max")]
     return _add_run_column(last.copy(), run.name)

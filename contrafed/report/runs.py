@@ -26,10 +26,10 @@ from contrafed.runs.output.series import points_of, summary_of_curves
 Points = list[tuple[int, float]]
 
 METRICS = {"round": "int64", "scope": "str", "split": "str", "metric": "str", "value": "float64"}
-NODES = {"round": "int64", "node": "int64", "metric": "str", "value": "float64"}
+CLIENTS = {"round": "int64", "client": "int64", "metric": "str", "value": "float64"}
 
-# Scope and split of the mean over clients of a metric of ``nodes.csv``, as ``results`` keeps it.
-MEAN_OF_NODES = ("nodes", "mean")
+# Scope and split of the mean over clients of a metric of ``clients.csv``, as ``results`` keeps it.
+MEAN_OF_CLIENTS = ("clients", "mean")
 
 MAX_LINE_BYTES = 4096  # bytes, of a log
 
@@ -41,20 +41,20 @@ IGNORED_KEYS = frozenset({*HOW_IT_RUNS, "seed", "log", "metrics", "experiment", 
 class FinishedRun:
     """One run: its composed configuration, ``summary.json`` completed from its curves, and its logs as tables.
 
-    Accuracies are fractions. ``metrics`` has the columns of ``metrics.csv``, ``nodes`` those of ``nodes.csv``.
+    Accuracies are fractions. ``metrics`` has the columns of ``metrics.csv``, ``clients`` those of ``clients.csv``.
     """
 
     name: str
     config: Mapping[str, Any]
     summary: Mapping[str, Any]
     metrics: pd.DataFrame
-    read_nodes: Callable[[], pd.DataFrame]
+    read_clients: Callable[[], pd.DataFrame]
     folder: Path | None = None  # None: it is read from ``results``
 
     @cached_property
-    def nodes(self) -> pd.DataFrame:
-        """The table ``nodes.csv``, read on first access."""
-        return self.read_nodes()
+    def clients(self) -> pd.DataFrame:
+        """The table ``clients.csv``, read on first access."""
+        return self.read_clients()
 
     @cached_property
     def curves(self) -> dict[tuple[str, str, str], Points]:
@@ -91,24 +91,24 @@ class FinishedRun:
 
     def own_points(self, metric: str = "accuracy") -> Points:
         """Return a score of the clients on their own test parts, of personal models or else of the global model."""
-        return self.points("personal", "test", metric) or self.points("global", "nodes", metric)
+        return self.points("personal", "test", metric) or self.points("global", "clients", metric)
 
-    def of_nodes(self, metric: str) -> pd.DataFrame:
-        """Return the rows of ``nodes.csv`` with a metric, without held-out clients."""
-        trained = self.config["num_nodes"] - self.config.get("held_out_nodes", 0)
-        return self.nodes[(self.nodes["metric"] == metric) & (self.nodes["node"] < trained)]
+    def of_clients(self, metric: str) -> pd.DataFrame:
+        """Return the rows of ``clients.csv`` with a metric, without held-out clients."""
+        trained = self.config["num_clients"] - self.config.get("held_out_clients", 0)
+        return self.clients[(self.clients["metric"] == metric) & (self.clients["client"] < trained)]
 
-    def last_of_nodes(self, metric: str) -> dict[int, float]:
+    def last_of_clients(self, metric: str) -> dict[int, float]:
         """Return {client: its value in the metric's last round} of training clients, empty if there is none."""
-        table = self.of_nodes(metric)
+        table = self.of_clients(metric)
         table = table[table["round"] == table["round"].max()]
-        return dict(zip(table["node"].tolist(), table["value"].tolist(), strict=True))
+        return dict(zip(table["client"].tolist(), table["value"].tolist(), strict=True))
 
-    def mean_over_nodes(self, metric: str) -> Points:
-        """Return (round, mean over training clients with the metric), from ``nodes.csv`` or from ``results``."""
-        if kept := self.points(*MEAN_OF_NODES, metric):
+    def mean_over_clients(self, metric: str) -> Points:
+        """Return (round, mean over training clients with the metric), from ``clients.csv`` or from ``results``."""
+        if kept := self.points(*MEAN_OF_CLIENTS, metric):
             return kept
-        means = self.of_nodes(metric).groupby("round")["value"].mean()
+        means = self.of_clients(metric).groupby("round")["value"].mean()
         return list(zip(means.index.tolist(), means.tolist(), strict=True))
 
     def number(self, key: str) -> float:
@@ -173,20 +173,20 @@ def read(folder: Path, name: str) -> FinishedRun:
     """Return the run in a folder. Raises ``UserError`` naming the file that cannot be read."""
     config = read_config(folder)
     groups = [config.get(group) for group in ("strategy", "dataset", "partition", "participation", "model")]
-    whole = all(isinstance(config.get(key), int) for key in ("num_nodes", "num_rounds"))
+    whole = all(isinstance(config.get(key), int) for key in ("num_clients", "num_rounds"))
     if not whole or not all(isinstance(group, dict) and isinstance(group.get("name"), str) for group in groups):
         raise UserError(f"{folder / 'config.yaml'} is no run's configuration")
     metrics = read_table(folder / "metrics.csv", METRICS)
-    path, summary = folder / "nodes.csv", _read_summary(folder)
+    path, summary = folder / "clients.csv", _read_summary(folder)
     if summary["status"] == "finished":
         last, done = int(metrics["round"].max()) if len(metrics) else 0, summary.get("rounds", 0)
         if last < done:
             raise UserError(f"cannot read {folder / 'metrics.csv'}: it ends with round {last}, and the run with round {done}")
         if path.exists():
-            _check_nodes(path, metrics)
+            _check_clients(path, metrics)
     return FinishedRun(
         name, config, complete(summary, config, metrics), metrics,
-        lambda: read_table(path, NODES) if path.exists() else pd.DataFrame(columns=list(NODES)), folder,
+        lambda: read_table(path, CLIENTS) if path.exists() else pd.DataFrame(columns=list(CLIENTS)), folder,
     )  # fmt: skip
 
 
@@ -219,18 +219,18 @@ def _check_columns(path: Path, heads: Iterable[str], columns: Mapping[str, str])
         raise UserError(f"cannot read {path}: it has no column {missing[0]}")
 
 
-def _check_nodes(path: Path, metrics: pd.DataFrame) -> None:
-    """Raise ``UserError`` for a ``nodes.csv`` without its columns, or that ends before the nodes were last scored."""
+def _check_clients(path: Path, metrics: pd.DataFrame) -> None:
+    """Raise ``UserError`` for a ``clients.csv`` without its columns, or that ends before the clients were last scored."""
     with check_regular(path, MAX_LOG_BYTES).open("rb") as file:
         heads = file.readline().decode(errors="replace").strip().split(",")
-        _check_columns(path, heads, NODES)
+        _check_columns(path, heads, CLIENTS)
         start = file.tell()
         file.seek(max(start, path.stat().st_size - MAX_LINE_BYTES))
         lines = file.read().split(b"\n")[:-1]
-    scored = metrics[(metrics["scope"] == "personal") | (metrics["split"] == "nodes")]["round"]
+    scored = metrics[(metrics["scope"] == "personal") | (metrics["split"] == "clients")]["round"]
     last = lines[-1].split(b",")[heads.index("round")] if lines else b""  # no row was kept
     if len(scored) and last.isdigit() and int(last) < scored.max():
-        raise UserError(f"cannot read {path}: it ends with round {int(last)}, and nodes were scored in round {scored.max()}")
+        raise UserError(f"cannot read {path}: it ends with round {int(last)}, and clients were scored in round {scored.max()}")
 
 
 def _whole_lines(path: Path) -> io.BytesIO:
@@ -248,17 +248,17 @@ def curves_of(metrics: pd.DataFrame) -> dict[tuple[str, str, str], Points]:
 def complete(summary: Mapping[str, Any], config: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, Any]:
     """Return a summary with missing numbers filled in from the curves. For a run that did not end these are all numbers.
 
-    The global model's accuracies on the clients' test parts are ``nodes_accuracy_best`` and so on. Without personal models they
-    are also ``personal_accuracy_best`` and so on, and ``own_model`` is False.
+    The global model's accuracies on the clients' test parts are ``clients_accuracy_best`` and so on. Without personal models
+    they are also ``personal_accuracy_best`` and so on, and ``own_model`` is False.
     """
     curves = curves_of(metrics)
     own = ("personal", "test", "accuracy") in curves
-    nodes = {("personal", "test", name): points for (_, split, name), points in curves.items() if split == "nodes"}
-    said = summary_of_curves(nodes)
+    clients = {("personal", "test", name): points for (_, split, name), points in curves.items() if split == "clients"}
+    said = summary_of_curves(clients)
     found = {**said, **summary_of_curves(curves)} if not own else summary_of_curves(curves)
-    found |= {key.replace("personal_", "nodes_", 1): value for key, value in said.items() if key.startswith("personal_")}
+    found |= {key.replace("personal_", "clients_", 1): value for key, value in said.items() if key.startswith("personal_")}
     derived: dict[str, Any] = {
-        **{key: config.get(key) for key in ("seed", "num_nodes", "num_rounds")},
+        **{key: config.get(key) for key in ("seed", "num_clients", "num_rounds")},
         **{group: config[group]["name"] for group in ("dataset", "partition", "participation", "model")},
         "rounds": int(metrics["round"].max()) if len(metrics) else 0,
         "own_model": own,
@@ -268,7 +268,7 @@ def complete(summary: Mapping[str, Any], config: Mapping[str, Any], metrics: pd.
 
 
 def message_sizes(curves: Mapping[tuple[str, str, str], Points]) -> dict[str, float]:
-    """Return ``bytes_down_per_node`` and ``bytes_up_per_node`` of a run whose summary has none, from its fullest round.
+    """Return ``bytes_down_per_client`` and ``bytes_up_per_client`` of a run whose summary has none, from its fullest round.
 
     All messages of a direction have one size, but failed, late, lost and rejected replies are not in the byte counts. So the
     largest number of bytes per selected client is used. It is too small only if something was missing in every round.
@@ -277,7 +277,7 @@ def message_sizes(curves: Mapping[tuple[str, str, str], Points]) -> dict[str, fl
     found: dict[str, float] = {}
     for way in ("down", "up"):
         sizes = [value / asked[t] for t, value in curves.get(("global", "system", f"bytes_{way}"), []) if t in asked]
-        found |= {f"bytes_{way}_per_node": max(sizes)} if sizes else {}
+        found |= {f"bytes_{way}_per_client": max(sizes)} if sizes else {}
     return found
 
 
@@ -331,8 +331,8 @@ def accuracy_of(runs: Sequence[FinishedRun], metric: str = "accuracy") -> tuple[
     if all(run.points("global", "test", metric) for run in runs):
         return f"test {metric}", lambda run: run.points("global", "test", metric)
     if all(run.own_points(metric) for run in runs):
-        return f"nodes' {metric}", lambda run: run.own_points(metric)
-    return f"{metric} (test set, else nodes' own)", lambda run: run.points("global", "test", metric) or run.own_points(metric)
+        return f"clients' {metric}", lambda run: run.own_points(metric)
+    return f"{metric} (test set, else clients' own)", lambda run: run.points("global", "test", metric) or run.own_points(metric)
 
 
 def beside_accuracy_of(runs: Sequence[FinishedRun]) -> list[str]:

@@ -87,11 +87,11 @@ SCORES = (
     ("test accuracy, last", "accuracy_final", 100, 2),
     ("test accuracy, mean of the best five", "accuracy_top5_mean", 100, 2),
     ("training accuracy, mean of the best five", "train_accuracy_top5_mean", 100, 2),
-    ("nodes' accuracy, last", "personal_accuracy_mean", 100, 2),
-    ("its deviation over nodes", "personal_accuracy_std", 100, 2),
+    ("clients' accuracy, last", "personal_accuracy_mean", 100, 2),
+    ("its deviation over clients", "personal_accuracy_std", 100, 2),
 )
 COSTS = (
-    ("MiB a node and round", "mib_per_node", 1, 3),
+    ("MiB a client and round", "mib_per_client", 1, 3),
     ("seconds", "seconds", 1, 0),
 )
 
@@ -110,12 +110,12 @@ def fedavgs_last(found: Sequence[Group], points: Callable[[FinishedRun], Points]
 def place_beside(fedavgs: Sequence[Group]) -> Callable[[Group], list[tuple[str, str]]]:
     """Return a function that gives the setting by which a group is compared with FedAvg's.
 
-    It has all varied keys, except the method's own keys and ``judge`` unless FedAvg's runs differ in them too.
+    It has all varied keys, except the method's own keys and ``evaluate`` unless FedAvg's runs differ in them too.
     """
     settings = [dict(group.setting) for group in fedavgs]
 
     def get_varied_setting(group: Group) -> list[tuple[str, str]]:
-        own = [key for key, _ in group.setting if key.startswith("strategy.") or key == "judge"]
+        own = [key for key, _ in group.setting if key.startswith("strategy.") or key == "evaluate_after"]
         alike = {key for key in own if len({setting[key] for setting in settings}) < 2}
         return [(key, value) for key, value in group.setting if key not in alike]
 
@@ -137,7 +137,7 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
         target = own.pop()
     further = []
     for name in beside_accuracy_of(runs):
-        further += [(f"test {name}, last", f"global/test/{name}", 100, 2), (f"nodes' {name}, last", f"own/{name}", 100, 2)]
+        further += [(f"test {name}, last", f"global/test/{name}", 100, 2), (f"clients' {name}, last", f"own/{name}", 100, 2)]
     columns = (*SCORES, *further, *COSTS)
     targets = fedavgs_last(found, points) if target is None else [target] * len(found)
     goal = "FedAvg's last" if target is None else f"{100 * target:.4g} % {said}"
@@ -149,7 +149,7 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
         row["seeds"] = len(group.runs)
         row["rounds"] = _rounds(group)
         for head, key, unit, _ in columns:
-            values = [_mib(run) for run in group.runs] if key == "mib_per_node" else group.numbers(key)
+            values = [_mib(run) for run in group.runs] if key == "mib_per_client" else group.numbers(key)
             row[head], row[f"{head}, std"] = over_seeds([unit * value for value in values])
             if len(known := [value for value in values if not math.isnan(value)]) < len(values):
                 row[f"{head}, seeds"] = len(known)
@@ -212,7 +212,7 @@ def mib_until(run: FinishedRun, server_round: int) -> float:
 
 
 def _mib(run: FinishedRun) -> float:
-    return (run.number("bytes_up_per_node") + run.number("bytes_down_per_node")) / MIB
+    return (run.number("bytes_up_per_client") + run.number("bytes_down_per_client")) / MIB
 
 
 def _order(value: str) -> tuple[float, str]:
@@ -297,15 +297,15 @@ def ours_of(cell: Mapping[str, Any]) -> str:
 def rank_table(comparison: Comparison) -> Table:
     """Return a row for each cell that we and the paper have: both values, their difference, and their ranks among these."""
     rows = []
-    spread = comparison.both["ours_node_std"].notna().any()
+    spread = comparison.both["ours_client_std"].notna().any()
     for cell in comparison.both.to_dict("records"):
-        nodes = (figure_of(cell["ours_node_std"]), figure_of(cell["paper_std"])) if spread else ()
+        clients = (figure_of(cell["ours_client_std"]), figure_of(cell["paper_std"])) if spread else ()
         rows.append((
             *(str(cell[key]) for key in ("dataset", "setting", "metric", "method")), ours_of(cell), str(cell["seeds"]),
-            figure_of(cell["paper"]), f"{cell['difference']:+.2f}" if cell["seeds"] else "", *nodes,
+            figure_of(cell["paper"]), f"{cell['difference']:+.2f}" if cell["seeds"] else "", *clients,
             *("" if math.isnan(cell[rank]) else f"{cell[rank]:g}" for rank in ("rank", "paper_rank")),
         ))  # fmt: skip
-    over_nodes = ("our deviation over nodes", "the paper's deviation") if spread else ()
+    over_clients = ("our deviation over clients", "the paper's deviation") if spread else ()
     heads = (
         "data set",
         "setting",
@@ -315,7 +315,7 @@ def rank_table(comparison: Comparison) -> Table:
         "seeds",
         "paper",
         "difference",
-        *over_nodes,
+        *over_clients,
         "our rank of these",
         "the paper's",
     )

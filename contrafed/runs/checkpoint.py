@@ -2,7 +2,7 @@
 
     RUN/checkpoints/000020/server.safetensors   the global model and the strategy's tensors
     RUN/checkpoints/000020/state.json           round, configuration, lengths of the logs, the file of each client
-    RUN/checkpoints/nodes/7-20.safetensors      the state of client 7, last changed in round 20
+    RUN/checkpoints/clients/7-20.safetensors      the state of client 7, last changed in round 20
 
 A checkpoint's folder gets its name by one rename after all of it is written. So a killed run leaves only complete ones. Nothing
 is pickled, so loading a foreign file runs no code. Random draws and availability are functions of the round and need no state.
@@ -30,10 +30,12 @@ from contrafed.core.run_folder import MAX_LOG_BYTES, check_regular
 from contrafed.core.schema import flatten_keys, plain_numbers
 from contrafed.core.tensors import PRIVATE, Tensors, read, select_prefix, write
 
-FOLDER, NODES, STATE, SERVER = "checkpoints", "nodes", "state.json", "server.safetensors"
+FOLDER, CLIENTS, STATE, SERVER = "checkpoints", "clients", "state.json", "server.safetensors"
 
 # Logs that a run can do without: of wall-clock time, and, without privacy, of the participants, who are in a figure alone.
 SPARE_LOGS = ("times", "participants")
+
+FORMAT = 2  # version of a checkpoint's files. Version 1 has no such key and other names.
 
 ENDING_KEYS = ("early_stop", "target_accuracy", "on_divergence")
 # Keys that may differ in a resumed run: they change no result, or only when the run ends. RULING_KEYS are the exception.
@@ -50,7 +52,7 @@ class Checkpoint:
     logs: dict[str, int]  # bytes of each log up to here
     log_sums: dict[str, str]  # log -> the checksum of these bytes
     data: str  # the fingerprint of the data, "" where none was taken
-    nodes: dict[int, str]  # partition id -> file of its client state
+    clients: dict[int, str]  # partition id -> file of its client state
     sums: dict[str, str]  # file -> its checksum
     state: Any  # the strategy's state, packed
     grid: dict[str, Any]  # what the grid needs to resume, for devices, which keep their client state, and empty otherwise
@@ -61,10 +63,10 @@ class Checkpoint:
         tensors = read(self.path / SERVER)
         return select_prefix(tensors, "model"), unpack(self.state, tensors)
 
-    def memories(self) -> Iterator[tuple[int, Tensors]]:
+    def client_states(self) -> Iterator[tuple[int, Tensors]]:
         """Yield each client's state by partition id, as copies, because the files may be overwritten."""
-        for node, file in self.nodes.items():
-            yield node, {name: value.clone() for name, value in read(self.path.parent / NODES / file).items()}
+        for client, file in self.clients.items():
+            yield client, {name: value.clone() for name, value in read(self.path.parent / CLIENTS / file).items()}
 
 
 class Checkpoints:
@@ -83,9 +85,9 @@ class Checkpoints:
         self.config = dict(config)
         self.keep: int = config["checkpoint_keep"]
         own = resumed if resumed is not None and resumed.path.parent.resolve() == self.folder.resolve() else None
-        self.nodes: dict[int, str] = {} if own is None else dict(own.nodes)
+        self.clients: dict[int, str] = {} if own is None else dict(own.clients)
         self.sums: dict[str, str] = {} if own is None else dict(own.sums)  # by a client's file
-        (self.folder / NODES).mkdir(parents=True, exist_ok=True)
+        (self.folder / CLIENTS).mkdir(parents=True, exist_ok=True)
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
         self._spare: list[Path] = []  # files of clients that no kept checkpoint needs
@@ -95,7 +97,7 @@ class Checkpoints:
         for path in list_checkpoints(self.folder):
             found = _read(path) if own is not None and int(path.name) <= own.server_round else None
             if found is not None:
-                self.kept.append((path, set(found.nodes.values())))
+                self.kept.append((path, set(found.clients.values())))
             else:  # damaged, or of a run that is being overwritten
                 shutil.rmtree(path, ignore_errors=True)
 
@@ -159,33 +161,40 @@ class Checkpoints:
         """
         part, target = self.folder / f".{server_round:06d}.part", self.folder / f"{server_round:06d}"
         try:
-            written = self._write_nodes(server_round, changed)
+            written = self._write_clients(server_round, changed)
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir()
             write(part / SERVER, server)
             self.sums |= {file.name: checksum(file) for file in written}
-            sums = {SERVER: checksum(part / SERVER)} | {file: self.sums[file] for file in self.nodes.values()}
-            content = {**about, "data": self.data, "config": self.config, "nodes": self.nodes, "sums": sums}
+            sums = {SERVER: checksum(part / SERVER)} | {file: self.sums[file] for file in self.clients.values()}
+            content = {
+                **about,
+                "format": FORMAT,
+                "data": self.data,
+                "config": self.config,
+                "clients": self.clients,
+                "sums": sums,
+            }
             (part / STATE).write_text(json.dumps({"sha256": _digest(content), **content}), encoding="utf-8")
             logs = [self.folder.parent / f"{name}.csv" for name in about["logs"]]
-            for path in (*written, self.folder / NODES, *logs, part / SERVER, part / STATE, part):
+            for path in (*written, self.folder / CLIENTS, *logs, part / SERVER, part / STATE, part):
                 sync(path)
             os.replace(part, target)
         except OSError:
             shutil.rmtree(part, ignore_errors=True)
             raise
         sync(self.folder)
-        self.kept.append((target, set(self.nodes.values())))
+        self.kept.append((target, set(self.clients.values())))
         self._prune()
 
-    def _write_nodes(self, server_round: int, changed: Mapping[int, Tensors]) -> list[Path]:
+    def _write_clients(self, server_round: int, changed: Mapping[int, Tensors]) -> list[Path]:
         """Write the client states that changed, and return their files."""
-        written, files = [], {node: f"{node}-{server_round}.safetensors" for node in changed}
-        self.nodes |= files
+        written, files = [], {client: f"{client}-{server_round}.safetensors" for client in changed}
+        self.clients |= files
         # An interrupted checkpoint of this round may have left files with these names.
         self._spare = [file for file in self._spare if file.name not in files.values()]
-        for node, tensors in changed.items():
-            path = self.folder / NODES / files[node]
+        for client, tensors in changed.items():
+            path = self.folder / CLIENTS / files[client]
             # Overwrite an old file, because pages that the system already has are up to fifteen times as fast as new ones.
             if self._spare:
                 os.replace(self._spare.pop(), path)
@@ -201,8 +210,8 @@ class Checkpoints:
             sync(self.folder)
         self.kept = [each for each in self.kept if each not in old]
         used = set().union(*(files for _, files in self.kept))
-        self.sums = {file: self.sums[file] for file in self.nodes.values()}
-        self._spare = [file for file in (self.folder / NODES).iterdir() if file.name not in used]
+        self.sums = {file: self.sums[file] for file in self.clients.values()}
+        self._spare = [file for file in (self.folder / CLIENTS).iterdir() if file.name not in used]
 
 
 def find(where: str | Path) -> Checkpoint | None:
@@ -332,20 +341,22 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> Checkpoint | None:
-    """Return the checkpoint in ``path``, or None if a file is missing or changed."""
+    """Return the checkpoint in ``path``, None if a file is missing or changed. Raises ``UserError`` for another version's."""
     try:
         content = json.loads(check_regular(path / STATE, MAX_LOG_BYTES).read_text(encoding="utf-8"))
+        if "config" in content and content.get("format", 1) != FORMAT:
+            raise UserError(f"resume: {path} is a checkpoint of another Contrafed. Fix: name another output_dir, or delete it")
         if content.pop("sha256") != _digest(content):
             return None
-        nodes, sums = {int(node): str(file) for node, file in content["nodes"].items()}, dict(content["sums"])
-        for name in (SERVER, *nodes.values()):
-            check_regular(path / name if name == SERVER else path.parent / NODES / name, MAX_LOG_BYTES << 8)
-            if checksum(path / name if name == SERVER else path.parent / NODES / name) != sums[name]:
+        clients, sums = {int(client): str(file) for client, file in content["clients"].items()}, dict(content["sums"])
+        for name in (SERVER, *clients.values()):
+            check_regular(path / name if name == SERVER else path.parent / CLIENTS / name, MAX_LOG_BYTES << 8)
+            if checksum(path / name if name == SERVER else path.parent / CLIENTS / name) != sums[name]:
                 return None
         config, logs, log_sums, grid = (dict(content[key]) for key in ("config", "logs", "log_sums", "grid"))
         data, anchor = str(content["data"]), str(content.get("anchor", ""))
         found = Checkpoint(
-            path, int(content["round"]), config, logs, log_sums, data, nodes, sums, content["state"], grid, anchor
+            path, int(content["round"]), config, logs, log_sums, data, clients, sums, content["state"], grid, anchor
         )
         found.server()
         return found

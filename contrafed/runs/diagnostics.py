@@ -1,11 +1,11 @@
-"""Record additional values for analyses (``log=[...]``), as rows of ``metrics.csv`` and ``nodes.csv``.
+"""Record additional values for analyses (``log=[...]``), as rows of ``metrics.csv`` and ``clients.csv``.
 
 | | rows |
 | --- | --- |
 | ``deviation`` | every round: ``fit`` ``deviation``, ``deviation_mean``: PMFL's Dev^t and Dev^t / m |
 | ``weights`` | every round: ``weight_all`` by client, also of unavailable clients (PMFL, FedAU) |
 | ``features`` | evaluated rounds: ``fit`` ``features_within``, ``_between``, ``_effective_rank``, ``_vci``, mean over clients |
-| ``nodes_train`` | at the end: ``train_accuracy`` and ``train_loss`` by client, of the final global model |
+| ``clients_train`` | at the end: ``train_accuracy`` and ``train_loss`` by client, of the final global model |
 | ``probability`` | at the end: ``probability`` by client, the p_k of a pattern that has them |
 """
 
@@ -19,13 +19,13 @@ from contrafed.core.deviation import deviation
 from contrafed.core.errors import UserError
 from contrafed.core.tensors import Tensors
 from contrafed.data.federation import Federation
-from contrafed.runs.evaluation import judging, representations, score, test_examples
+from contrafed.runs.evaluation import evaluating, representations, score, test_examples
 from contrafed.runs.output import RunRecorder
 from contrafed.server.base import FederatedStrategy, Replies
 from contrafed.server.checks import weights_of
 from contrafed.training.workspace import Workspace
 
-WEIGHT_METRIC = "weight_all"  # of nodes.csv with log=[weights]
+WEIGHT_METRIC = "weight_all"  # of clients.csv with log=[weights]
 
 
 class Logged:
@@ -36,8 +36,8 @@ class Logged:
         self.run, self.workspace, self.federation, self.strategy = run, workspace, federation, strategy
         if "features" in run.log and not len(test_examples(federation, run.num_trained)):
             raise UserError("log=[features] needs test images on the server")
-        if set(run.log) - {"nodes_train", "probability"}:
-            strategy.watch = self._watch
+        if set(run.log) - {"clients_train", "probability"}:
+            strategy.on_aggregated = self._watch
 
     def _watch(self, replies: Replies) -> None:
         """Write the values of a round's replies into the round."""
@@ -46,8 +46,8 @@ class Logged:
             done.metrics["deviation"], done.metrics["deviation_mean"] = deviation(replies.deltas())
         weights = weights_of(self.strategy) if "weights" in log else None
         if weights is not None:
-            nodes = np.flatnonzero(np.isfinite(weights) & (self.strategy.population.sizes > 0))
-            done.node_metrics[WEIGHT_METRIC] = (nodes, weights[nodes])
+            clients = np.flatnonzero(np.isfinite(weights) & (self.strategy.population.sizes > 0))
+            done.client_metrics[WEIGHT_METRIC] = (clients, weights[clients])
         now = done.server_round
         if "features" in log and len(replies) and (now % self.run.eval_every == 0 or now == self.run.num_rounds):
             found = [asdict(spread(*self._features(model))) for model in replies.models()]
@@ -63,11 +63,11 @@ class Logged:
         """Write p_k, and evaluate a finished run's model on the training part of every client that may train."""
         p = self.strategy.participation.probabilities
         if "probability" in self.run.log and p is not None:
-            recorder.nodes(recorder.rounds, range(len(p)), "probability", p)
-        if "nodes_train" not in self.run.log or status != "finished":
+            recorder.clients(recorder.rounds, range(len(p)), "probability", p)
+        if "clients_train" not in self.run.log or status != "finished":
             return
-        judged, partition = judging(self.workspace, model), self.federation.partition
-        nodes = [node for node in range(self.run.num_trained) if len(partition.train(node))]
-        scores = [score(self.workspace, judged, partition.true_train(node))[:2] for node in nodes]
+        evaluated, partition = evaluating(self.workspace, model), self.federation.partition
+        clients = [client for client in range(self.run.num_trained) if len(partition.train(client))]
+        scores = [score(self.workspace, evaluated, partition.true_train(client))[:2] for client in clients]
         for place, name in enumerate(("train_loss", "train_accuracy")):
-            recorder.nodes(recorder.rounds, nodes, name, [each[place] for each in scores])
+            recorder.clients(recorder.rounds, clients, name, [each[place] for each in scores])

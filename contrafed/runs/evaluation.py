@@ -87,10 +87,10 @@ def evaluate(
     if run.eval_train:
         parts["train"] = np.concatenate([federation.partition.true_train(n) for n in range(run.num_trained)])
     scores: dict[str, int | float | list[int] | list[float]] = {}
-    judged, names = judging(workspace, model), beside_accuracy(run.metrics)
+    evaluated, names = evaluating(workspace, model), beside_accuracy(run.metrics)
     for split, rows in parts.items():
         if len(rows):
-            loss, accuracy, counts = score(workspace, judged, rows)
+            loss, accuracy, counts = score(workspace, evaluated, rows)
             more = scores_of(names, counts) if names else {}
             scores |= {f"{split}/{name}": value for name, value in {"accuracy": accuracy, "loss": loss, **more}.items()}
     return MetricRecord(scores)
@@ -111,18 +111,21 @@ def test_examples(federation: Federation, num_trained: int) -> np.ndarray:
     return index if len(index) else np.concatenate([federation.partition.test(n) for n in range(num_trained)])
 
 
-def judging(workspace: Workspace, model: Tensors) -> SplitModel:
+def evaluating(workspace: Workspace, model: Tensors) -> SplitModel:
     """Return a new network with the parameters ``model``."""
-    judged = copy.deepcopy(workspace.model)
-    judged.load_state_dict(model)
-    return judged
+    evaluated = copy.deepcopy(workspace.model)
+    evaluated.load_state_dict(model)
+    return evaluated
 
 
 def representations(workspace: Workspace, model: Tensors, index: np.ndarray) -> np.ndarray:
     """Return z (n, D) of the examples ``index`` (n,) under a model on any device."""
-    judged, batches = judging(workspace, model), torch.from_numpy(index).to(workspace.device).split(workspace.evaluation_batch)
+    evaluated, batches = (
+        evaluating(workspace, model),
+        torch.from_numpy(index).to(workspace.device).split(workspace.evaluation_batch),
+    )
     with torch.no_grad():
-        return torch.cat([judged.represent(workspace.images(rows)) for rows in batches]).cpu().numpy()
+        return torch.cat([evaluated.represent(workspace.images(rows)) for rows in batches]).cpu().numpy()
 
 
 def score(workspace: Workspace, model: SplitModel, index: np.ndarray) -> tuple[float, float, Tensor]:

@@ -16,17 +16,18 @@ LARGE_SHARE = 0.5
 def said_of_scale(run: Run, workspace: Workspace) -> str:
     """Return the notice that marks every output of a run on reduced scale or replaced images, empty for others."""
     scale, stand_in = run.composed.get("scale"), workspace.federation.data.stand_in
-    images = f"{stand_in} images in place of {run.node.dataset.name}" if stand_in else ""
+    images = f"{stand_in} images in place of {run.client.dataset.name}" if stand_in else ""
     return ", ".join(filter(None, [f"scale={scale}" if scale else "", images]))
 
 
 def said_of_small(workspace: Workspace) -> str:
     """Return a line about clients that had too few examples, empty without any."""
     small, partition = workspace.federation.partition.small, workspace.run.partition
-    if not small.nodes:
+    if not small.clients:
         return ""
     what = f"{small.moved} were moved to them" if small.moved else f"they are left out, with {small.dropped} examples"
-    return f"{small.nodes} nodes had drawn fewer than partition.min_node_size={partition.config.min_node_size} examples: {what}"
+    least = partition.config.min_client_size
+    return f"{small.clients} clients had drawn fewer than partition.min_client_size={least} examples: {what}"
 
 
 def said_of_norms(workspace: Workspace) -> str:
@@ -41,9 +42,9 @@ def said_of_norms(workspace: Workspace) -> str:
 def said_of_attackers(run: Run) -> str:
     """Return a line about the number of attackers, empty without any."""
     config = run.attack.config
-    attackers = config.among(run.num_nodes, run.seed) if isinstance(config, Attackers) else ()
+    attackers = config.among(run.num_clients, run.seed) if isinstance(config, Attackers) else ()
     count = sum(attacker < run.num_trained for attacker in attackers)
-    return f"{count} of {run.num_trained} nodes attack: attack={run.attack.name}" if count else ""
+    return f"{count} of {run.num_trained} clients attack: attack={run.attack.name}" if count else ""
 
 
 def warn_of_large(sizes: np.ndarray, own_data: bool) -> str:
@@ -56,14 +57,18 @@ def warn_of_large(sizes: np.ndarray, own_data: bool) -> str:
 def said_of_delta(run: Run) -> str:
     """Return a line about a large delta, for which epsilon promises little: it allows one client's data to be published."""
     delta = run.privacy.config.delta if isinstance(run.privacy.config, gaussian.Gaussian) else 0
-    loose = delta * run.num_nodes >= 1
-    return f"privacy.delta={delta:g} is not below 1/num_nodes={1 / run.num_nodes:g}: epsilon says little there" if loose else ""
+    loose = delta * run.num_clients >= 1
+    return (
+        f"privacy.delta={delta:g} is not below 1/num_clients={1 / run.num_clients:g}: epsilon says little there"
+        if loose
+        else ""
+    )
 
 
 def said_of_attack(run: Run) -> dict[str, Any]:
     """Return attackers, attack and aggregation for the summary, empty without them."""
     found: dict[str, Any] = {} if run.aggregation.name == "mean" else {"aggregation": run.aggregation.name}
     if isinstance(run.attack.config, Attackers):
-        attackers = run.attack.config.among(run.num_nodes, run.seed)
+        attackers = run.attack.config.among(run.num_clients, run.seed)
         found |= {"attack": run.attack.name, "attackers": list(attackers)}
     return found

@@ -77,8 +77,8 @@ def run_resolved(wanted: Run, *, unique: bool = True, on_round: OnRound | None =
     The data are loaded and the model is built here, before a folder is made, so that a mistake in them leaves no folder. The
     ``Session`` builds the strategy once the engine knows its clients.
     """
-    if wanted.node.partition.name == "own":
-        raise UserError("partition=own goes with flwr run: simulated nodes have no data of their own")
+    if wanted.client.partition.name == "own":
+        raise UserError("partition=own goes with flwr run: simulated clients have no data of their own")
     quiet_libraries(wanted.verbose)  # sets what Flower and Ray read when they are imported
     from contrafed.config.method import check_batches, check_model
     from contrafed.data.federation import load_federation
@@ -87,15 +87,15 @@ def run_resolved(wanted: Run, *, unique: bool = True, on_round: OnRound | None =
     from contrafed.runs.server_app import app_for
     from contrafed.training.workspace import make_model
 
-    federation = load_federation(wanted.node)
-    model = make_model(wanted.node, federation)
+    federation = load_federation(wanted.client)
+    model = make_model(wanted.client, federation)
     check_model(wanted, model)
     check_batches(wanted, model, federation.partition.sizes)
     initial_model(model.tensors(), initial_file(wanted))
     ready = with_folder(wanted, federation.data.fingerprint, unique)
     assert ready.folder is not None
     with alone(ready.folder):
-        job = Job(app_for(ready, on_round), ready.node, federation, model, ready.verbose)
+        job = Job(app_for(ready, on_round), ready.client, federation, model, ready.verbose)
         ready.engine.module.run(ready.engine.config, job)
     summary: dict[str, Any] = json.loads((ready.folder / "summary.json").read_text(encoding="utf-8"))
     return {**summary, "folder": str(ready.folder)}

@@ -19,7 +19,7 @@ from contrafed.runs import checkpoint
 from contrafed.runs.output import alone, print_summary
 from contrafed.runs.session import OnRound, Session
 
-# Seconds between two counts of a simulation's nodes.
+# Seconds between two counts of a simulation's clients.
 POLL_SECONDS = 1.0
 
 app = ServerApp()
@@ -38,14 +38,14 @@ def main(grid: Grid, context: Context) -> None:
     mistakes_in_one_line()
     overrides, config_dir = str(context.run_config["overrides"]), str(context.run_config.get("config-dir", ""))
     if isinstance(grid, InMemoryGrid):  # a federation of Flower's simulation
-        run = compose_deployed_run(overrides, count_nodes(grid), config_dir)
-        nodes: RunGrid = FlowerGrid(grid, "flower-simulation", patience=run.wait_for_nodes)
+        run = compose_deployed_run(overrides, count_clients(grid), config_dir)
+        clients: RunGrid = FlowerGrid(grid, "flower-simulation", patience=run.wait_for_clients)
     else:
         run = compose_deployed_run(overrides, config_dir=config_dir)
-        nodes = DeviceGrid(grid, context.run_id, run.wait_for_nodes)
+        clients = DeviceGrid(grid, context.run_id, run.wait_for_clients)
     assert run.folder is not None
     with alone(run.folder):
-        summary = serve(nodes, run)
+        summary = serve(clients, run)
     print_summary(summary, str(run.folder.resolve()))
 
 
@@ -90,8 +90,8 @@ def what_is_left(folder: Path) -> str:
     return "there is no checkpoint" if found is None else f"resume=latest goes on from round {found.server_round} once it can"
 
 
-def count_nodes(grid: Grid) -> int:
-    """Return the number of nodes of Flower's simulation, which registers them while the ServerApp starts."""
+def count_clients(grid: Grid) -> int:
+    """Return the number of clients of Flower's simulation, which registers them while the ServerApp starts."""
     count = -1
     while count < 1 or count != len(list(grid.get_node_ids())):
         count = len(list(grid.get_node_ids()))

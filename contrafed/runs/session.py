@@ -52,9 +52,9 @@ class Session:
         """Prepare everything up to the first round. ``on_round`` is as in ``contrafed.run``. Raises ``UserError``."""
         assert run.folder is not None
         self.run, self.folder = run, run.folder
-        self.grid = grid = wrap_in_attack(grid, run.attack, run.num_nodes, run.seed)
-        self.workspace = workspace_for(run.node.to_json())
-        self.fingerprint = fingerprint_run(self.workspace.federation.data.fingerprint, run.node.partition, run.participation)
+        self.grid = grid = wrap_in_attack(grid, run.attack, run.num_clients, run.seed)
+        self.workspace = workspace_for(run.client.to_json())
+        self.fingerprint = fingerprint_run(self.workspace.federation.data.fingerprint, run.client.partition, run.participation)
         self.places = self._choose_personal_paths()
         self.resumed = checkpoint.find(run.resume) if run.resume else None
         if run.resume and self.resumed is None:  # complete when the run was checked
@@ -62,7 +62,7 @@ class Session:
         keeping = run.checkpoint_every is not None or self.resumed is not None
         grid.begin(keeping, {} if self.resumed is None else self.resumed.grid)
         grid.limit_replies(MAX_REPLY_OVERHEAD_BYTES)  # of the answers to queries
-        self.members = grid.members(run.node, self.workspace.federation, self.places)
+        self.members = grid.members(run.client, self.workspace.federation, self.places)
         check_batches(run, self.workspace.model, self.members.sizes)
         self.rounds = 0 if run.evaluate_only else run.num_rounds
         self.model = initial_model(self.workspace.initial, initial_file(run))
@@ -91,10 +91,10 @@ class Session:
     def train(self) -> None:
         """Run all remaining rounds."""
         run, strategy = self.run, self.strategy
-        title = f"{run.node.strategy.name} on {run.node.dataset.name}, {run.participation.name} participation"
+        title = f"{run.client.strategy.name} on {run.client.dataset.name}, {run.participation.name} participation"
         title += f" ({self.recorder.note})" if self.recorder.note else ""
         first = 0 if self.resumed is None else self.resumed.server_round + 1
-        scored = ConfigRecord({"nodes": self.scored, **self.places})
+        scored = ConfigRecord({"clients": self.scored, **self.places})
         if metrics := beside_accuracy(run.metrics):
             scored["metrics"] = metrics
         with Progress(self.rounds, title) as progress:
@@ -123,7 +123,7 @@ class Session:
                 if self.budget is not None and done.server_round:
                     self.budget.pass_round(done.participants)
                 if ends := self._ends(done):
-                    self._judge_finally(done, arrays, scored)
+                    self._evaluate_finally(done, arrays, scored)
                 self._watch_model(done, progress)
                 log.write(done)
                 for line in self.grid.newcomers():
@@ -136,7 +136,7 @@ class Session:
                     self._save(done.server_round)
                 elif done.server_round == self.rounds or log.shows_bug:
                     # Without a checkpoint, or a repeated sweep would resume after rounds that trained nothing.
-                    raise RunStopped(f"every node failed in every round; the first: {log.first_failure}")
+                    raise RunStopped(f"every client failed in every round; the first: {log.first_failure}")
                 return ends
 
             strategy.start(
@@ -167,24 +167,24 @@ class Session:
         scope = "personal" if self.strategy.personal and self.recorder.accuracies("personal") else "global"
         self.stopping.look(self.recorder.accuracies(scope))
         if self.places["save"]:
-            self._judge_finally(self.strategy.round, codec.to_record(self.model), scored)
+            self._evaluate_finally(self.strategy.round, codec.to_record(self.model), scored)
             for line in (*self.strategy.round.notes, *self.strategy.round.failures):
                 progress.note(line)
 
     def _advise(self, log: RoundLog, progress: Progress) -> None:
         """Print advice if few clients or none participated."""
         if self.rounds and not log.participants:
-            progress.note("no node took part in any round: look at participation, and at partition.on_small=drop")
+            progress.note("no client took part in any round: look at participation, and at partition.on_small=drop")
         elif log.uncounted and not self.recorder.has_trained:
             progress.note("no reply counted in any round: the global model is the initial one")
         elif log.participants < log.rounds:
             mean = log.participants / log.rounds
-            progress.note(f"{mean:.1f} nodes took part in a round, on average: so few nodes may want participation=full")
+            progress.note(f"{mean:.1f} clients took part in a round, on average: so few clients may want participation=full")
 
     def _evaluate(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """Evaluate the global model in rounds that have an evaluation."""
-        model, federation = checks.judged(self.strategy, codec.from_record(arrays)), self.members.federation
-        return evaluate(self.workspace, federation, self.run, server_round, model, self.strategy.whole)
+        model, federation = checks.eval_model(self.strategy, codec.from_record(arrays)), self.members.federation
+        return evaluate(self.workspace, federation, self.run, server_round, model, self.strategy.has_global_model)
 
     def _ends(self, done: Round) -> bool:
         """Return whether the run ends with this round, before its last."""
@@ -194,7 +194,7 @@ class Session:
         curve = [*self.recorder.accuracies(scope), (done.server_round, scores["accuracy"])]
         return self.stopping.ends(curve, self.rounds)
 
-    def _judge_finally(self, done: Round, arrays: ArrayRecord, scored: ConfigRecord) -> None:
+    def _evaluate_finally(self, done: Round, arrays: ArrayRecord, scored: ConfigRecord) -> None:
         """Evaluate clients again in a round that turned out to be the last. Some methods train for the last evaluation."""
         final, timeout = ConfigRecord({**scored, "final": True}), self.run.engine.config.round_timeout
         grid: Any = self.grid
@@ -216,8 +216,8 @@ class Session:
     def _traffic(self) -> dict[str, int]:
         """Return the bytes that a client receives and uploads in a round, counted and by the method's formula, if any."""
         workspace = self.workspace
-        sizes = [sum(map(math.prod, message.values())) for message in (self.strategy.down, self.strategy.up)]
-        found = dict(zip(("bytes_down_per_node", "bytes_up_per_node"), sizes, strict=True))
+        sizes = [sum(map(math.prod, message.values())) for message in (self.strategy.broadcast_spec, self.strategy.upload_spec)]
+        found = dict(zip(("bytes_down_per_client", "bytes_up_per_client"), sizes, strict=True))
         by_formula = count_scalars(workspace.client_class, workspace.model, workspace.config)
         if by_formula is not None:
             found |= dict(zip(("bytes_down_by_formula", "bytes_up_by_formula"), by_formula, strict=True))
@@ -225,7 +225,7 @@ class Session:
 
     def finish(self, status: str) -> dict[str, Any]:
         """Write the model, the summary and the figures, close every file, and return the summary."""
-        run, about = self.run, {"strategy": self.run.node.strategy.name}
+        run, about = self.run, {"strategy": self.run.client.strategy.name}
         if run.privacy.name == "none":  # with a seed, noise and cohort could be drawn again
             about["seed"] = str(run.seed)
         self.recorder.restore()
@@ -259,14 +259,14 @@ class Session:
     def _get_final_model(self) -> Tensors:
         """Return the global model to save: the one that the strategy evaluates or, if that fails, the clients'."""
         try:
-            return checks.judged(self.strategy, self.model)
+            return checks.eval_model(self.strategy, self.model)
         except Exception:  # this error ended the run and was reported
             return self.model
 
     def _choose_personal_paths(self) -> dict[str, str]:
         """Return the places of personal models that clients are told: where to save and to load them, "" for not at all."""
         run, load = self.run, ""
-        personal = run.judge == "post_train" or self.workspace.client_class.is_personal(self.workspace.config)
+        personal = run.evaluate_after == "local_training" or self.workspace.client_class.is_personal(self.workspace.config)
         personal = personal or self.workspace.model.buffers_are == "local"
         if run.evaluate_only and personal:
             load = self.grid.load_place(Path(run.evaluate_only), self.workspace)
@@ -280,38 +280,38 @@ class Session:
         checkpoint.put_back(self.strategy.state, state)
         self.strategy.round = Round(resumed.server_round, np.zeros(0, dtype=np.int64))
         elsewhere = resumed.path.parent.parent.resolve() != self.folder.resolve()
-        self.grid.restore(resumed.memories(), changed=elsewhere)
-        for nodes in self.recorder.past_participants(resumed.server_round):
-            self.recorder.draw_participants(nodes, self.run.num_nodes)
+        self.grid.restore(resumed.client_states(), changed=elsewhere)
+        for clients in self.recorder.past_participants(resumed.server_round):
+            self.recorder.draw_participants(clients, self.run.num_clients)
             if self.budget is not None:
-                self.budget.pass_round(nodes)
+                self.budget.pass_round(clients)
 
     def _choose_scored_clients(self) -> list[int]:
         """Return the clients that evaluate models."""
-        held_out, wanted = range(self.run.num_trained, self.run.num_nodes), self._asks_nodes
+        held_out, wanted = range(self.run.num_trained, self.run.num_clients), self._asks_clients
         scored = np.flatnonzero(self.members.test_sizes).tolist()
-        alone = not self.strategy.whole
+        alone = not self.strategy.has_global_model
         needs = {
-            "judge=post_train": self.run.judge == "post_train",
-            "eval_nodes=true": self.run.eval_nodes is True,
+            "evaluate_after=local_training": self.run.evaluate_after == "local_training",
+            "eval_clients=true": self.run.eval_clients is True,
             "early_stop": alone and self.run.early_stop is not None,
             "target_accuracy": alone and self.run.target_accuracy is not None,
         }
         if wanted and not scored and (need := next((key for key, is_so in needs.items() if is_so), None)) is not None:
-            raise UserError(f"{need}: no node has a test part of its own; {self._for_test_parts}")
+            raise UserError(f"{need}: no client has a test part of its own; {self._for_test_parts}")
         if wanted and held_out and not set(held_out) & set(scored):
-            raise UserError(f"held_out_nodes: none of them has a test part of its own; {self._for_test_parts}")
+            raise UserError(f"held_out_clients: none of them has a test part of its own; {self._for_test_parts}")
         scored = scored if wanted else []
         ending = next((key for key in ("early_stop", "target_accuracy") if getattr(self.run, key) is not None), None)
         if ending and not scored and (alone or not len(test_examples(self.members.federation, self.run.num_trained))):
-            reason = "eval_nodes=false leaves no model to score" if alone else "there are no test images"
+            reason = "eval_clients=false leaves no model to score" if alone else "there are no test images"
             raise UserError(f"{ending}: {reason}, so there is no accuracy to look at")
         return scored
 
     @property
     def _for_test_parts(self) -> str:
         """The setting that gives clients test parts."""
-        partition = self.run.node.partition
+        partition = self.run.client.partition
         return (
             f"partition={partition.name} gives none"
             if hasattr(partition.module, "lazy")
@@ -319,18 +319,18 @@ class Session:
         )
 
     @property
-    def _asks_nodes(self) -> bool:
+    def _asks_clients(self) -> bool:
         """Whether clients evaluate models."""
-        if self.run.eval_nodes is not None:
-            return self.run.eval_nodes
-        return self.strategy.personal or self.run.held_out_nodes > 0
+        if self.run.eval_clients is not None:
+            return self.run.eval_clients
+        return self.strategy.personal or self.run.held_out_clients > 0
 
     def _explain_unscored(self) -> str:
         """Return a line about models that nothing evaluates, empty if all are evaluated."""
         if self.scored:
             return ""
-        if self._asks_nodes:
-            return f"no node has a test part of its own to score its model on; {self._for_test_parts}"
+        if self._asks_clients:
+            return f"no client has a test part of its own to score its model on; {self._for_test_parts}"
         if not len(test_examples(self.members.federation, self.run.num_trained)):
             return "the server has no test images, so the global model is not scored"
         return ""
@@ -349,18 +349,18 @@ class Session:
 
 def make_strategy(run: Run, workspace: Workspace, members: Members, rounds: int) -> FederatedStrategy:
     """Build the strategy of a run with this number of rounds. It sees held-out clients as clients without training data."""
-    sizes = np.where(np.arange(run.num_nodes) < run.num_trained, members.sizes, 0)
+    sizes = np.where(np.arange(run.num_clients) < run.num_trained, members.sizes, 0)
     client = workspace.client_class(workspace, [])
-    if not hasattr(client, "memories"):
+    if not hasattr(client, "client_states"):
         raise UserError(f"{type(client).__name__}.__init__ must call super().__init__ with all that it is given")
     return build_strategy(
         run,
         workspace.model,
-        Population(sizes, members.node_ids, run.held_out_nodes, members.test_sizes),
+        Population(sizes, members.node_ids, run.held_out_clients, members.test_sizes),
         lambda: members.class_proportions()[: run.num_trained],
         settings=members.settings,
         num_rounds=rounds,
-        work_of=client.work_of,
+        num_local_steps=client.num_local_steps,
     )
 
 
@@ -374,5 +374,5 @@ def budget_of(run: Run, strategy: FederatedStrategy) -> Budget | None:
         probabilities = strategy.participation.probability()
         assert probabilities is not None  # checked before
         probability = float(probabilities.max())
-    kinds = count_protected_kinds(list(strategy.up), list(strategy.down), run.node.strategy.name)
-    return Budget(config, kinds, run.num_nodes, probability)
+    kinds = count_protected_kinds(list(strategy.upload_spec), list(strategy.broadcast_spec), run.client.strategy.name)
+    return Budget(config, kinds, run.num_clients, probability)

@@ -18,12 +18,12 @@ from contrafed.runs.output.folder import read_finished_summary
 LATEST_RUN = "latest"
 
 
-def compose_deployed_run(overrides: str, num_nodes: int | None = None, config_dir: str = "") -> Run:
+def compose_deployed_run(overrides: str, num_clients: int | None = None, config_dir: str = "") -> Run:
     """Return a run that ``flwr run`` started, with its folder made.
 
     Args:
         overrides: Hydra overrides in one string.
-        num_nodes: Number of nodes, if it is known. The run uses it unless the overrides set another.
+        num_clients: Number of clients, if it is known. The run uses it unless the overrides set another.
         config_dir: The user's folder of YAMLs, "" for none.
 
     Raises:
@@ -33,34 +33,38 @@ def compose_deployed_run(overrides: str, num_nodes: int | None = None, config_di
         words = shlex.split(overrides)
     except ValueError as error:
         raise UserError(f"overrides: {overrides!r} cannot be read ({error})") from error
-    if num_nodes is not None and not any(word.startswith(("num_nodes=", "experiment=", "evaluate_only=")) for word in words):
-        words.append(f"num_nodes={num_nodes}")
+    if num_clients is not None and not any(
+        word.startswith(("num_clients=", "experiment=", "evaluate_only=")) for word in words
+    ):
+        words.append(f"num_clients={num_clients}")
     wanted = check_config(compose_job(words, config_dir))
-    if num_nodes is not None and wanted.num_nodes != num_nodes:
+    if num_clients is not None and wanted.num_clients != num_clients:
         raise UserError(
-            f"num_nodes={wanted.num_nodes}, but this federation has {num_nodes} SuperNodes: set num_nodes={num_nodes}, "
-            f"or flwr run . --federation-config 'num-supernodes={wanted.num_nodes}'"
+            f"num_clients={wanted.num_clients}, but this federation has {num_clients} SuperNodes: set "
+            f"num_clients={num_clients}, or flwr run . --federation-config 'num-supernodes={wanted.num_clients}'"
         )
     check_latest(wanted, names_folder(words))
     from contrafed.config.method import check_model
     from contrafed.training.workspace import workspace_for
 
-    if num_nodes is not None:
+    if num_clients is not None:
         from contrafed.engines.flower import refuse_timeout
 
         refuse_timeout(wanted.engine.config.round_timeout)
-    if num_nodes is not None and (wanted.checkpoint_every is not None or wanted.resume is not None):
-        raise UserError("Flower's simulation keeps what nodes remember to itself; checkpoints need main.py or devices")
-    if num_nodes is None and getattr(wanted.privacy.config, "noise", "secret") != "secret":
-        raise UserError("privacy on devices needs privacy.noise=secret: all nodes know the seed that noise is else drawn from")
-    if num_nodes is None and getattr(wanted.privacy.config, "amplification", False):
+    if num_clients is not None and (wanted.checkpoint_every is not None or wanted.resume is not None):
+        raise UserError("Flower's simulation keeps what clients remember to itself; checkpoints need main.py or devices")
+    if num_clients is None and getattr(wanted.privacy.config, "noise", "secret") != "secret":
+        raise UserError(
+            "privacy on devices needs privacy.noise=secret: all clients know the seed that noise is else drawn from"
+        )
+    if num_clients is None and getattr(wanted.privacy.config, "amplification", False):
         raise UserError("privacy.amplification=true hides who takes part, which all devices know from the seed")
-    if num_nodes is None and wanted.attack.name != "none":
+    if num_clients is None and wanted.attack.name != "none":
         raise UserError(f"attack={wanted.attack.name} goes with simulation: devices never attack at a server's word")
     # The Session takes the same workspace, with the only model that is built here.
-    workspace = workspace_for(wanted.node.to_json())
+    workspace = workspace_for(wanted.client.to_json())
     check_model(wanted, workspace.model)
-    return with_folder(wanted, workspace.federation.data.fingerprint, unique=True, devices=num_nodes is None)
+    return with_folder(wanted, workspace.federation.data.fingerprint, unique=True, devices=num_clients is None)
 
 
 def check_config(cfg: DictConfig | Mapping[str, Any]) -> Run:
@@ -112,14 +116,14 @@ def starting_point(wanted: Run, images: str, devices: bool = False) -> str | Non
     if found is not None:
         checkpoint.check_same(found.path, found.config, wanted.composed)
         checkpoint.check_logs(found)
-        if found.data and found.data != fingerprint_run(images, wanted.node.partition, wanted.participation):
+        if found.data and found.data != fingerprint_run(images, wanted.client.partition, wanted.participation):
             raise UserError(
                 f"resume: the data, or the files of partition or participation, are not those of {found.path}. "
                 "Fix: put them back as they were, or begin the run in another folder"
             )
         if devices != bool(found.grid):
             kept, how = ("in the checkpoint", "main.py") if devices else ("on devices", "flwr run")
-            raise UserError(f"resume: what nodes remember at {found.path} is {kept}; go on from it with {how}")
+            raise UserError(f"resume: what clients remember at {found.path} is {kept}; go on from it with {how}")
         return str(found.path)
     if not latest:
         raise UserError(f"resume: there is no whole checkpoint in {wanted.resume}{nearest(wanted.resume, [LATEST_RUN])}")

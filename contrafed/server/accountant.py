@@ -28,17 +28,17 @@ class Budget:
     that a client sent zeros instead.
     """
 
-    def __init__(self, config: Gaussian, kinds: int, num_nodes: int, probability: float | None) -> None:
+    def __init__(self, config: Gaussian, kinds: int, num_clients: int, probability: float | None) -> None:
         """Start with no rounds.
 
         Args:
             config: Settings of the noise.
             kinds: Number of kinds of uploaded tensors.
-            num_nodes: K.
+            num_clients: K.
             probability: Each client's participation probability, if epsilon depends on it.
         """
         self.config, self.kinds, self.probability = config, kinds, probability
-        self.asked = np.zeros(num_nodes, dtype=np.int64)
+        self.asked = np.zeros(num_clients, dtype=np.int64)
         self.rounds = 0
 
     def pass_round(self, participants: np.ndarray) -> None:

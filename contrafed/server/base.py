@@ -36,31 +36,31 @@ class FederatedStrategy(Strategy):
     """A Flower ``Strategy`` whose subclasses state only the algorithm on the server.
 
     Subclasses set ``Config`` in their module and override ``aggregate``. If needed they also override ``check``,
-    ``single_replies``, ``setup``, ``select``, ``broadcast``, ``broadcast_for_evaluation``, ``download``, ``node_weights`` and
-    ``judged``. Only ``self.state`` persists between rounds, and a checkpoint restores it. It holds tensors, arrays and numbers,
-    in lists, tuples and dictionaries. The keys are text or whole numbers (``dict[int, Tensors]``: tables by partition id or
-    round).
+    ``needs_individual_updates``, ``setup``, ``select``, ``broadcast``, ``broadcast_for_evaluation``, ``per_client_broadcast``,
+    ``client_weights`` and ``eval_model``. Only ``self.state`` persists between rounds, and a checkpoint restores it. It holds
+    tensors, arrays and numbers, in lists, tuples and dictionaries. The keys are text or whole numbers (``dict[int, Tensors]``:
+    tables by partition id or round).
 
-    A subclass may read ``config``, ``client_class``, ``node_config`` and ``rate`` (of the client), ``seed``, ``num_rounds``
-    (planned), ``state``, ``round``, ``population`` and ``participation``. It may also read ``down`` and ``up`` (names and
-    shapes of messages) and ``travelling``. Set ``averages`` if only means of replies are used, so that an aggregation may
-    replace them.
+    A subclass may read ``config``, ``client_class``, ``client_config`` and ``rate`` (of the client), ``seed``, ``num_rounds``
+    (planned), ``state``, ``round``, ``population`` and ``participation``. It may also read ``broadcast_spec`` and
+    ``upload_spec`` (names and shapes of messages) and ``shared_names``. Set ``linear_in_updates`` if only means of replies are
+    used, so that an aggregation may replace them.
     """
 
     family: ClassVar[str] = ""  # as in ``Client``, if the method is this class
     paper: ClassVar[Paper | None] = None
-    averages: ClassVar[bool] = False
+    linear_in_updates: ClassVar[bool] = False
     fixed_weights: ClassVar[tuple[str, ...]] = ()  # values of ``weights`` that make a weight independent of the cohort
-    idle: ClassVar[bool] = False  # whether ``aggregate`` is also called without replies
+    aggregates_empty_rounds: ClassVar[bool] = False  # whether ``aggregate`` is also called without replies
     buffers: frozenset[str] = frozenset()  # names of the model's buffers, which no strategy sees
-    has_global_model: ClassVar[bool] = True  # whether the server has a global model, if all parts are shared
+    has_global_model: bool = True  # whether the server has a global model, if all parts are shared
 
     def __init__(
         self,
         config: Any,
         *,
         client_class: type[Client],
-        node_config: Any,
+        client_config: Any,
         model: SplitModel,
         population: Population,
         participation: Participation,
@@ -70,42 +70,44 @@ class FederatedStrategy(Strategy):
         max_norm: float | None = None,
         norm_limit: NormLimit | None = None,
         min_replies: int = 0,
-        work_of: Callable[[int], int] | None = None,
-        post_train: bool = False,
+        num_local_steps: Callable[[int], int] | None = None,
+        after_training: bool = False,
         privacy: CentralPrivacy | None = None,
         aggregation: Aggregation | None = None,
     ) -> None:
         """Prepare a run of ``num_rounds`` rounds.
 
         Args:
-            config: Settings of the strategy. ``node_config`` are the client's, and ``settings`` the JSON that clients receive.
-            max_norm: Larger joint L2 norms of a reply's tensors are rejected.
-            norm_limit: Rejects replies far longer than others.
-            min_replies: With fewer valid replies a round changes neither the model nor the server state.
-            work_of: Returns the steps of a client with so many examples, by which engines balance their workers.
-            post_train: Evaluate clients after the next round's local update, whose result is discarded.
-            privacy: Clip replies and add noise to their sums.
-            aggregation: Replaces a mean of replies.
+            config: Settings of the strategy. ``client_config`` are the client's, and ``settings`` the JSON that clients
+            receive. max_norm: Larger joint L2 norms of a reply's tensors are rejected. norm_limit: Rejects replies far longer
+            than others. min_replies: With fewer valid replies a round changes neither the model nor the server state.
+            num_local_steps: Returns the steps of a client with so many examples, by which engines balance their workers.
+            after_training: Evaluate clients after the next round's local update, whose result is discarded. privacy: Clip
+            replies and add noise to their sums. aggregation: Replaces a mean of replies.
         """
-        self.config, self.node_config, self.client_class = config, node_config, client_class
-        self.down, self.up = client_class.messages(model, node_config)
+        self.config, self.client_config, self.client_class = config, client_config, client_class
+        self.broadcast_spec, self.upload_spec = client_class.message_spec(model, client_config)
         self.buffers = getattr(model, "buffer_names", frozenset())
         # Names of the model's shared parameters.
-        self.travelling = [n.removeprefix("model/") for n in self.down if n.startswith("model/") and n[6:] not in self.buffers]
+        self.shared_names = [
+            n.removeprefix("model/") for n in self.broadcast_spec if n.startswith("model/") and n[6:] not in self.buffers
+        ]
         # Whether clients are evaluated by personal models, and whether there is a global model to evaluate.
-        self.post_train = post_train
-        self.personal = post_train or client_class.is_personal(node_config) or getattr(model, "buffers_are", "") == "local"
+        self.after_training = after_training
+        self.personal = (
+            after_training or client_class.is_personal(client_config) or getattr(model, "buffers_are", "") == "local"
+        )
         names = {name for name, _ in model.named_parameters()} | self.buffers
-        self.whole = self.has_global_model and all(f"model/{name}" in self.down for name in names)
+        self.has_global_model = self.has_global_model and all(f"model/{name}" in self.broadcast_spec for name in names)
         self.population, self.participation = population, participation
         self.settings, self.num_rounds, self.seed = settings, num_rounds, seed
         self.max_norm, self.min_replies, self.privacy, self.aggregation = max_norm, min_replies, privacy, aggregation
-        self.norm_limit, self.work_of = norm_limit or NormLimit(None), work_of or (lambda examples: 1)
+        self.norm_limit, self.num_local_steps = norm_limit or NormLimit(None), num_local_steps or (lambda examples: 1)
         self.state: dict[str, Any] = {}
         self.model: Tensors = {}
         self.round = Round(0, np.zeros(0, dtype=np.int64))
         # Called with a round's valid replies after aggregation. May write to ``self.round``.
-        self.watch: Callable[[Replies], None] | None = None
+        self.on_aggregated: Callable[[Replies], None] | None = None
         self._sent: list[tuple[Message, int]] = []
         self._received: dict[int, Tensors] = {}  # by partition id, the tensors that a client starts from in this round
         self._scored: set[int] = set()  # the clients whose evaluation is used
@@ -117,22 +119,22 @@ class FederatedStrategy(Strategy):
     @property
     def largest_reply(self) -> int:
         """The largest size of a valid reply, in bytes."""
-        return largest(self.up)
+        return largest(self.upload_spec)
 
     def rate(self, server_round: int) -> float:
         """Return the learning rate at the start of the local update in a 1-based round."""
-        return float(self.node_config.local.rate(server_round))
+        return float(self.client_config.local.rate(server_round))
 
     # ---------------------------------------------------------------------------------------------- what a method declares
 
     @classmethod
-    def check(cls, config: Any, node: Choice, participation: Choice) -> None:
+    def check(cls, config: Any, client: Choice, participation: Choice) -> None:
         """Raise ``UserError`` for a client or a participation pattern that the strategy does not support, before anything
         runs.
         """
 
     @classmethod
-    def single_replies(cls, config: Any) -> str:
+    def needs_individual_updates(cls, config: Any) -> str:
         """Return what the strategy does with individual replies, which noise on sums cannot hide. Empty if it only sums."""
         return "reads replies one by one"
 
@@ -145,19 +147,19 @@ class FederatedStrategy(Strategy):
         Called once a round, so a strategy may choose by its state and draw from (``self.seed``, purpose, round). The cohort is
         then in ``self.round.participants``.
         """
-        nodes = self.participation.participants(server_round)
-        return nodes[self.population.sizes[nodes] > 0]
+        clients = self.participation.participants(server_round)
+        return clients[self.population.sizes[clients] > 0]
 
     def broadcast(self, model: Tensors) -> Tensors:
         """Return what every client receives: the shared tensors of the model."""
-        return add_prefix("model", {name: model[name] for name in self.travelling})
+        return add_prefix("model", {name: model[name] for name in self.shared_names})
 
     def broadcast_for_evaluation(self, model: Tensors) -> Tensors:
         """Return what clients receive for evaluation, by default the same as for training."""
         return self.broadcast(model)
 
-    def download(self, model: Tensors, node: int, judging: bool) -> Tensors | None:
-        """Return tensors for this client alone, which replace those of the broadcast. ``judging``: they are for an
+    def per_client_broadcast(self, model: Tensors, client: int, evaluating: bool) -> Tensors | None:
+        """Return tensors for this client alone, which replace those of the broadcast. ``evaluating``: they are for an
         evaluation.
         """
         return None
@@ -165,13 +167,14 @@ class FederatedStrategy(Strategy):
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Return the next global model from this round's ``model`` and valid ``replies``.
 
-        Without replies it is called only if ``idle`` is set. Both are float32 tensors by name. The result may be float64 and is
-        stored as float32. Names that it does not contain keep their values. ``self.round.server_round`` is the 1-based round.
-        Values that a strategy writes to ``self.round.metrics`` and ``self.round.node_metrics`` are logged.
+        Without replies it is called only if ``aggregates_empty_rounds`` is set. Both are float32 tensors by name. The result
+        may be float64 and is stored as float32. Names that it does not contain keep their values. ``self.round.server_round``
+        is the 1-based round. Values that a strategy writes to ``self.round.metrics`` and ``self.round.client_metrics`` are
+        logged.
         """
         raise NotImplementedError
 
-    def node_weights(self) -> np.ndarray | None:
+    def client_weights(self) -> np.ndarray | None:
         """Return each client's weight in the last aggregated round (K,), also for clients that were not in the cohort.
 
         It is NaN for a client without a weight yet. None if only the cohort has weights.
@@ -182,7 +185,7 @@ class FederatedStrategy(Strategy):
         """Return each reply's weight with one of ``fixed_weights``, if all clients have one probability."""
         raise NotImplementedError
 
-    def judged(self, model: Tensors) -> Tensors:
+    def eval_model(self, model: Tensors) -> Tensors:
         """Return the global model to evaluate and to save at the end, by default the one that clients train from."""
         return model
 
@@ -190,15 +193,15 @@ class FederatedStrategy(Strategy):
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Write one message for each client that ``select`` returns."""
-        nodes = checks.select_clients(self, server_round)
+        clients = checks.select_clients(self, server_round)
         self.model = codec.from_record(arrays)
-        self.round = Round(server_round, nodes)
-        self.round.bytes_down = len(nodes) * sum(4 * math.prod(shape) for shape in self.down.values())
-        costs = checks.costs(self, nodes)
+        self.round = Round(server_round, clients)
+        self.round.bytes_down = len(clients) * sum(4 * math.prod(shape) for shape in self.broadcast_spec.values())
+        costs = checks.costs(self, clients)
         common = {**config, "server-round": server_round, "settings": self.settings}
         # clients of one cost share one
         scalars = {cost: ConfigRecord({**common, "cost": cost}) for cost in set(costs.values())}
-        asked = {node: scalars[cost] for node, cost in costs.items()}
+        asked = {client: scalars[cost] for client, cost in costs.items()}
         return self._write(MessageType.TRAIN, server_round, self.model, self.broadcast, asked)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
@@ -212,37 +215,39 @@ class FederatedStrategy(Strategy):
             self.round.accepted = len(good)
             self._follow(good)
             self.model = checks.next_model(self, good)
-            if self.watch is not None:
-                self.watch(good)
+            if self.on_aggregated is not None:
+                self.on_aggregated(good)
         self.round.metrics |= {n: v for n, v in good.mean_metrics().items() if n not in self.round.metrics}
         self._sent, self._received = [], {}
         return codec.to_record(self.model), MetricRecord(dict(self.round.metrics))
 
     def next_model(self, model: Tensors, replies: Replies) -> Tensors:
-        """Return the model after a round. Without replies it is unchanged, unless ``idle`` is set."""
-        return self.aggregate(model, replies) if len(replies) or self.idle else model
+        """Return the model after a round. Without replies it is unchanged, unless ``aggregates_empty_rounds`` is set."""
+        return self.aggregate(model, replies) if len(replies) or self.aggregates_empty_rounds else model
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Ask the clients in ``config["nodes"]`` to evaluate their models. Client state stays unchanged.
+        """Ask the clients in ``config["clients"]`` to evaluate their models. Client state stays unchanged.
 
         In the last round, or with ``config["final"]``, every client with data writes its model to the folder
         ``config["save"]``, if set. With ``config["load"]`` they evaluate saved models.
         """
-        nodes: Any = config.get("nodes", [])
+        clients: Any = config.get("clients", [])
         final = server_round == self.num_rounds or bool(config.get("final"))
         save = str(config.get("save", "")) if final else ""
-        self._scored, self.round.judging = set(nodes), bool(nodes)
+        self._scored, self.round.evaluating = set(clients), bool(clients)
         if save:  # clients that are not evaluated have a model as well, also those with only test data
             tests = 0 if self.population.num_test is None else self.population.num_test
-            nodes = sorted(self._scored | set(np.flatnonzero(self.population.sizes + tests).tolist()))
-        if not nodes:
+            clients = sorted(self._scored | set(np.flatnonzero(self.population.sizes + tests).tolist()))
+        if not clients:
             return []
         scalars = ConfigRecord({"server-round": server_round, "settings": self.settings, "split": "test", "cost": 1})
-        scalars.update({"final": final, "save": save, "load": str(config.get("load", "")), "post-train": self.post_train})
+        scalars.update(
+            {"final": final, "save": save, "load": str(config.get("load", "")), "after-training": self.after_training}
+        )
         scalars.update({key: config[key] for key in ("metrics",) if key in config})
         model = codec.from_record(arrays)
-        asked = {int(node): scalars for node in nodes}
-        broadcast = self.broadcast if self.post_train else self.broadcast_for_evaluation
+        asked = {int(client): scalars for client in clients}
+        broadcast = self.broadcast if self.after_training else self.broadcast_for_evaluation
         return self._write(MessageType.EVALUATE, server_round, model, broadcast, asked)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -251,28 +256,28 @@ class FederatedStrategy(Strategy):
         Other models that a client evaluates are reported under their names, and held-out clients under ``held_out``.
         """
         scores: list[Score] = []
-        for node, reply in self._answers(replies, judging=True):
-            self.round.hear(node, reply, self._forgetful, judging=True)
+        for client, reply in self._answers(replies, evaluating=True):
+            self.round.hear(client, reply, self._forgetful, evaluating=True)
             try:
-                score = read_score(node, reply, self.population.num_test)
+                score = read_score(client, reply, self.population.num_test)
             except ValueError as error:
                 self.round.rejected["evaluation malformed"] += 1
-                self.round.failures.append(f"node {node}, evaluation: {error}")
+                self.round.failures.append(f"client {client}, evaluation: {error}")
             else:
-                if score.num_examples and node in self._scored:
+                if score.num_examples and client in self._scored:
                     scores.append(score)
         self._sent, self._received = [], {}
         if not scores:
             return None
-        scores.sort(key=lambda score: score.node)
+        scores.sort(key=lambda score: score.client)
         for model in sorted({name for score in scores for name in score.models}):
             found = [score for score in scores if model in score.models]
-            ids = np.array([score.node for score in found])
+            ids = np.array([score.client for score in found])
             for name in named_scores(found, model):
                 values = np.array([score.models[model][name] for score in found])
-                self.round.node_metrics[f"{model}/{name}" if model else name] = (ids, values)
-        self.round.node_evaluation = summaries(scores, self.population.num_nodes - self.population.num_held_out)
-        return MetricRecord(dict(self.round.node_evaluation))
+                self.round.client_metrics[f"{model}/{name}" if model else name] = (ids, values)
+        self.round.client_evaluation = summaries(scores, self.population.num_clients - self.population.num_held_out)
+        return MetricRecord(dict(self.round.client_evaluation))
 
     def mark_begun(self) -> None:
         """Record the attributes before the first round. Values that persist and are created later must be in ``self.state``."""
@@ -335,50 +340,50 @@ class FederatedStrategy(Strategy):
         shared, model = checks.broadcast(self, broadcast, model), leave_out(model, self.buffers)
         common = checks.sent_fault(self, shared)  # once, because most strategies send the same to all clients
         record = codec.to_record({} if common else shared)
-        for node, config in configs.items():
-            own = self.download(model, node, kind == MessageType.EVALUATE)
+        for client, config in configs.items():
+            own = self.per_client_broadcast(model, client, kind == MessageType.EVALUATE)
             if fault := common if own is None else checks.sent_fault(self, shared, own):
                 raise checks.build_request_error(self, server_round, fault)
-            self._received[node] = shared if own is None else shared | own
-            arrays = record if own is None else codec.to_record(self._received[node])
+            self._received[client] = shared if own is None else shared | own
+            arrays = record if own is None else codec.to_record(self._received[client])
             content = RecordDict({codec.ARRAYS: arrays, codec.CONFIG: config})
-            message = Message(content, int(self.population.node_ids[node]), kind, group_id=str(server_round))
-            self._sent.append((message, node))
+            message = Message(content, int(self.population.node_ids[client]), kind, group_id=str(server_round))
+            self._sent.append((message, client))
         return [message for message, _ in self._sent]
 
-    def _answers(self, replies: Iterable[Message], judging: bool) -> Iterator[tuple[int, Message]]:
+    def _answers(self, replies: Iterable[Message], evaluating: bool) -> Iterator[tuple[int, Message]]:
         """Yield (partition id, answer) by partition id, and count missing, failed and unexpected answers by cause."""
-        failed, late, what = ("evaluation failed",) * 2 + (", evaluation",) if judging else ("failed", "no answer", "")
+        failed, late, what = ("evaluation failed",) * 2 + (", evaluation",) if evaluating else ("failed", "no answer", "")
         # Ids exist once the Grid has accepted the messages. Errors that Flower itself creates come "from node 1".
-        asked = {message.metadata.message_id: node for message, node in self._sent}
+        asked = {message.metadata.message_id: client for message, client in self._sent}
         # In a fixed order, because Flower's depends on speed, and the first failed client is the one that is reported.
         for message in sorted(replies, key=lambda reply: asked.get(reply.metadata.reply_to_message_id, -1)):
-            node = asked.pop(message.metadata.reply_to_message_id, None)
-            if node is None:
+            client = asked.pop(message.metadata.reply_to_message_id, None)
+            if client is None:
                 self.round.rejected["not asked for"] += 1
             elif message.has_error():
                 self.round.rejected[failed] += 1
                 said = codec.words(message.error.reason)
                 # An error in a client's local update already names the client.
-                self.round.failures.append(said if said.startswith(f"node {node}, ") else f"node {node}{what}: {said}")
+                self.round.failures.append(said if said.startswith(f"client {client}, ") else f"client {client}{what}: {said}")
             else:
-                yield node, message
+                yield client, message
         if asked:
             self.round.rejected[late] += len(asked)
-            self.round.failures += [f"node {node}{what}: no answer in time" for node in sorted(asked.values())]
+            self.round.failures += [f"client {client}{what}: no answer in time" for client in sorted(asked.values())]
 
     def _valid(self, replies: Iterable[Message]) -> Iterator[Reply]:
         """Yield the valid replies, and count rejected ones by cause. A failed client is treated as unavailable."""
-        for node, message in self._answers(replies, judging=False):
-            self.round.hear(node, message, self._forgetful, judging=False)  # also if the reply is rejected
-            if self.participation.loses(self.round.server_round, node):
+        for client, message in self._answers(replies, evaluating=False):
+            self.round.hear(client, message, self._forgetful, evaluating=False)  # also if the reply is rejected
+            if self.participation.loses(self.round.server_round, client):
                 self.round.lost += 1
                 continue
-            size = int(self.population.sizes[node])
+            size = int(self.population.sizes[client])
             try:
-                reply = read_reply(node, message, self.up, self._received[node], size, self.max_norm)
+                reply = read_reply(client, message, self.upload_spec, self._received[client], size, self.max_norm)
             except ValueError as error:
-                self.round.reject(node, str(error), read_divergence(message))
+                self.round.reject(client, str(error), read_divergence(message))
             else:
                 self.round.bytes_up += size_of(reply.tensors)
                 yield reply

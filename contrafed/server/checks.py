@@ -22,15 +22,15 @@ ARRAYS = {np.dtype(str(kind).removeprefix("torch.")) for kind in TYPES if kind i
 
 def select_clients(rule: Any, server_round: int) -> np.ndarray:
     """Return the clients that a strategy selects, sorted. Raises ``RunStopped`` unless they are distinct partition ids."""
-    nodes, count = np.asarray(rule.select(server_round)), rule.population.num_nodes
-    got = f"{nodes.dtype} {nodes.shape}"
-    if nodes.ndim == 1 and not len(nodes):
-        return nodes.astype(np.int64)
-    if nodes.ndim == 1 and nodes.dtype.kind in "iu":
-        nodes = np.sort(nodes)
-        wrong = nodes[(nodes < 0) | (nodes >= count) | (np.diff(nodes, prepend=-1) == 0)]
+    clients, count = np.asarray(rule.select(server_round)), rule.population.num_clients
+    got = f"{clients.dtype} {clients.shape}"
+    if clients.ndim == 1 and not len(clients):
+        return clients.astype(np.int64)
+    if clients.ndim == 1 and clients.dtype.kind in "iu":
+        clients = np.sort(clients)
+        wrong = clients[(clients < 0) | (clients >= count) | (np.diff(clients, prepend=-1) == 0)]
         if not len(wrong):
-            return nodes
+            return clients
         got = str(wrong[-1])
     wanted = f"{type(rule).__name__}.select must return partition ids, whole numbers of 0..{count - 1}, each at most once"
     raise RunStopped(f"round {server_round}: {wanted}, got {got}")
@@ -41,7 +41,7 @@ def broadcast(rule: Any, method: Callable[[Tensors], Tensors], model: Tensors) -
     shared = method(leave_out(model, rule.buffers))
     if not rule.buffers or not isinstance(shared, dict):
         return shared
-    return shared | {f"model/{name}": model[name] for name in list_shared(rule.buffers, rule.down)}
+    return shared | {f"model/{name}": model[name] for name in list_shared(rule.buffers, rule.broadcast_spec)}
 
 
 def sent_fault(rule: Any, *parts: Any) -> str:
@@ -51,26 +51,26 @@ def sent_fault(rule: Any, *parts: Any) -> str:
         if not isinstance(part, dict):
             return f"{name} must send tensors by name, in a dictionary, not {_kind(part)}"
         tensors |= part
-    if missing := rule.down.keys() - tensors.keys():
+    if missing := rule.broadcast_spec.keys() - tensors.keys():
         bare = min(missing).removeprefix("model/")
         hint = f': its {bare} goes out as add_prefix("model", ...), of contrafed.core.tensors' if bare in tensors else ""
-        return f"strategy.server: the nodes' half expects {min(missing)}, which {name} does not send{hint}"
+        return f"strategy.server: the client expects {min(missing)}, which {name} does not send{hint}"
     for tensor, value in tensors.items():
-        shape = rule.down.get(tensor)
+        shape = rule.broadcast_spec.get(tensor)
         if not isinstance(value, Tensor):
             return f"{name} must send tensors, but {tensor} is a {_kind(value)}"
         if shape is not None and value.shape != tuple(shape):
-            expected = f"strategy.server: the nodes' half expects {tensor} of shape {tuple(shape)}"
+            expected = f"strategy.server: the client expects {tensor} of shape {tuple(shape)}"
             return f"{expected}, but {name} sends {tuple(value.shape)}"
         if tensor.startswith("model/") and not value.is_floating_point():
             return f"{name} must send models as floating-point numbers, but {tensor} is {format_of(value)}"
-    if more := tensors.keys() - rule.down.keys():
-        return f"{name} sends {min(more)}, which the nodes' half does not expect{nearest(min(more), rule.down, cutoff=0)}"
+    if more := tensors.keys() - rule.broadcast_spec.keys():
+        return f"{name} sends {min(more)}, which the client does not expect{nearest(min(more), rule.broadcast_spec, cutoff=0)}"
     return ""
 
 
-def costs(rule: Any, nodes: np.ndarray) -> dict[int, int]:
-    """Return how many steps each of these clients takes, by the client's ``work_of``.
+def costs(rule: Any, clients: np.ndarray) -> dict[int, int]:
+    """Return how many steps each of these clients takes, by the client's ``num_local_steps``.
 
     Raises:
         UserError: If it fails or does not return a number, before the first round's training.
@@ -78,42 +78,42 @@ def costs(rule: Any, nodes: np.ndarray) -> dict[int, int]:
     """
     half = rule.client_class
     try:
-        with registry.report_author_errors(f"{half.__name__}.work_of", inspect.getfile(half)):
-            found = {node: rule.work_of(int(rule.population.sizes[node])) for node in nodes.tolist()}
-        for node, cost in found.items():
+        with registry.report_author_errors(f"{half.__name__}.num_local_steps", inspect.getfile(half)):
+            found = {client: rule.num_local_steps(int(rule.population.sizes[client])) for client in clients.tolist()}
+        for client, cost in found.items():
             if not isinstance(cost, int | np.integer) or isinstance(cost, bool):
-                wanted = f"{half.__name__}.work_of must return a whole number of steps"
-                raise UserError(f"{wanted}, got {_kind(cost)} for node {node}")
+                wanted = f"{half.__name__}.num_local_steps must return a whole number of steps"
+                raise UserError(f"{wanted}, got {_kind(cost)} for client {client}")
     except UserError as error:
         raise build_request_error(rule, rule.round.server_round, str(error)) from error
-    return {node: int(cost) for node, cost in found.items()}
+    return {client: int(cost) for client, cost in found.items()}
 
 
 def weights_of(rule: Any) -> np.ndarray | None:
     """Return each client's weight in the last round (K,). Raises ``RunStopped`` for another shape or other values."""
-    weights, count = rule.node_weights(), rule.population.num_nodes
+    weights, count = rule.client_weights(), rule.population.num_clients
     if weights is not None and (
         not isinstance(weights, np.ndarray) or weights.shape != (count,) or weights.dtype.kind not in "iuf"
     ):
         raise build_stop_error(
-            rule, f"{type(rule).__name__}.node_weights must return ({count},) numbers or None, got {_kind(weights)}"
+            rule, f"{type(rule).__name__}.client_weights must return ({count},) numbers or None, got {_kind(weights)}"
         )
     return weights
 
 
-def judged_fault(rule: Any, model: Tensors, made: Any) -> str:
+def eval_model_fault(rule: Any, model: Tensors, made: Any) -> str:
     """Return what is wrong with the model that a strategy evaluates in place of ``model``, empty if nothing is."""
     fault = _model_fault(model, made)
     if not fault and (missing := model.keys() - made.keys()):
         fault = f"{min(missing)} is missing"
-    return fault and f"{type(rule).__name__}.judged must return the whole model, tensors by name: {fault}"
+    return fault and f"{type(rule).__name__}.eval_model must return the whole model, tensors by name: {fault}"
 
 
-def judged(rule: Any, model: Tensors) -> Tensors:
+def eval_model(rule: Any, model: Tensors) -> Tensors:
     """Return the model that a rule has scored in place of ``model``. Raises ``RunStopped`` where it is none."""
     weights = leave_out(model, rule.buffers)
-    made: Tensors = rule.judged(weights)
-    if fault := judged_fault(rule, weights, made):
+    made: Tensors = rule.eval_model(weights)
+    if fault := eval_model_fault(rule, weights, made):
         raise build_stop_error(rule, fault)
     return {name: made.get(name, value) for name, value in model.items()} if rule.buffers else made
 
@@ -145,7 +145,7 @@ def next_model(rule: Any, replies: Replies) -> Tensors:
         raise build_stop_error(rule, f"{name}.aggregate: {error}") from error
     if any(tensor._version != version for tensor, version in before):
         raise build_stop_error(
-            rule, f"{name}.aggregate must not change replies in place: what nodes remember may be the same tensors"
+            rule, f"{name}.aggregate must not change replies in place: what clients remember may be the same tensors"
         )
     if fault := _model_fault(model, made):
         raise build_stop_error(rule, f"{name}.aggregate must return tensors of the model by name: {fault}")
@@ -189,25 +189,26 @@ def _model_fault(model: Tensors, made: Any) -> str:
 def _metrics_fault(rule: Any) -> str:
     """Return which of the strategy's metrics of the round cannot be logged, empty if all can."""
     name, done = type(rule).__name__, rule.round
-    for metric in (*done.metrics, *done.node_metrics):
+    for metric in (*done.metrics, *done.client_metrics):
         if not isinstance(metric, str):
             return f"{name}: metrics of self.round have text for their names, got {metric!r}"
     for metric, value in done.metrics.items():
         if not isinstance(value, int | float) or isinstance(value, bool) or math.isinf(value):
             got = value if isinstance(value, float) else _kind(value)
             return f"{name}: self.round.metrics['{metric}'] must be a finite number, such as float(x), or NaN, got {got}"
-    for metric, pair in done.node_metrics.items():
+    for metric, pair in done.client_metrics.items():
         shapes = [np.shape(part) for part in pair] if isinstance(pair, tuple | list) else []
         if shapes and any(isinstance(part, Tensor) for part in pair):
-            return f"{name}: self.round.node_metrics['{metric}'] must be (nodes, values), arrays or lists, got a Tensor"
+            return f"{name}: self.round.client_metrics['{metric}'] must be (clients, values), arrays or lists, got a Tensor"
         if len(shapes) != 2 or len(shapes[0]) != 1 or shapes[0] != shapes[1]:
             got = f"shapes {', '.join(map(str, shapes))}" if shapes else _kind(pair)
-            return f"{name}: self.round.node_metrics['{metric}'] must be (nodes, values), a value for each node, got {got}"
+            return (
+                f"{name}: self.round.client_metrics['{metric}'] must be (clients, values), a value for each client, got {got}"
+            )
         types = [np.asarray(part).dtype for part in pair]
         if shapes[0][0] and (types[0].kind not in "iu" or types[1].kind not in "biuf"):
-            return (
-                f"{name}: self.round.node_metrics['{metric}'] must be (nodes, values), numbers both, got {types[0]}, {types[1]}"
-            )
+            wanted = "must be (clients, values), numbers both"
+            return f"{name}: self.round.client_metrics['{metric}'] {wanted}, got {types[0]}, {types[1]}"
     return ""
 
 

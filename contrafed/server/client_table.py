@@ -11,9 +11,9 @@ class Table:
     The server and its checkpoints hold as many numbers as K models have.
     """
 
-    def __init__(self, state: dict[str, Any], num_nodes: int) -> None:
-        """Start with y = 0 for ``num_nodes`` clients (K). The tensors are in the strategy's ``state``."""
-        self.state, self.num_nodes = state, num_nodes
+    def __init__(self, state: dict[str, Any], num_clients: int) -> None:
+        """Start with y = 0 for ``num_clients`` clients (K). The tensors are in the strategy's ``state``."""
+        self.state, self.num_clients = state, num_clients
         state["latest"] = {}  # y_k by partition id
         state["mean"] = {}  # float64
 
@@ -22,11 +22,11 @@ class Table:
         """The mean of all y, by name, empty before the first update."""
         return dict(self.state["mean"])
 
-    def replace(self, node: int, update: Tensors) -> Tensors:
+    def replace(self, client: int, update: Tensors) -> Tensors:
         """Set this client's y_k to ``update``, and return the difference from the previous one, in float64."""
-        before, mean = self.state["latest"].get(node), self.state["mean"]
+        before, mean = self.state["latest"].get(client), self.state["mean"]
         change = {name: value.double() - (0 if before is None else before[name]) for name, value in update.items()}
         for name, value in change.items():
-            mean[name] = mean.get(name, 0) + value / self.num_nodes
-        self.state["latest"][node] = update
+            mean[name] = mean.get(name, 0) + value / self.num_clients
+        self.state["latest"][client] = update
         return change

@@ -12,11 +12,11 @@ class Intervals:
     An interval ends when the client participates, or after ``cutoff`` (C) rounds without participation.
     """
 
-    def __init__(self, num_nodes: int, cutoff: int, lag: bool, state: dict[str, np.ndarray]) -> None:
+    def __init__(self, num_clients: int, cutoff: int, lag: bool, state: dict[str, np.ndarray]) -> None:
         """Keep the arrays in ``state``.
 
         Args:
-            num_nodes: K.
+            num_clients: K.
             cutoff: C.
             lag: Use an interval only in the round after its end (FedAU's code, with first weight 1). Otherwise use it at once
                 (PMFL,
@@ -24,20 +24,20 @@ class Intervals:
             state: The strategy's state.
         """
         self.cutoff, self.lag, self.state = cutoff, lag, state
-        state["waited"] = np.zeros(num_nodes, dtype=np.int64)
-        state["ended"] = np.zeros(num_nodes, dtype=np.int64)
-        state["mean"] = np.ones(num_nodes, dtype=np.float64)
-        self.weights = np.full(num_nodes, np.nan)  # (K,) of the last round, NaN before the first interval's end
+        state["waited"] = np.zeros(num_clients, dtype=np.int64)
+        state["ended"] = np.zeros(num_clients, dtype=np.int64)
+        state["mean"] = np.ones(num_clients, dtype=np.float64)
+        self.weights = np.full(num_clients, np.nan)  # (K,) of the last round, NaN before the first interval's end
 
-    def tick(self, nodes: np.ndarray) -> np.ndarray:
-        """Process one round with the cohort ``nodes`` (m,), and return its weights (m,)."""
+    def tick(self, clients: np.ndarray) -> np.ndarray:
+        """Process one round with the cohort ``clients`` (m,), and return its weights (m,)."""
         waited, ended, mean = self.state["waited"], self.state["ended"], self.state["mean"]
         before = mean.copy()
         waited += 1
         ends = waited >= self.cutoff
-        ends[nodes] = True
+        ends[clients] = True
         ended[ends] += 1
         mean[ends] += (waited[ends] - mean[ends]) / ended[ends]
         waited[ends] = 0
         self.weights = before if self.lag else np.where(ended > 0, mean, np.nan)
-        return self.weights[nodes]
+        return self.weights[clients]

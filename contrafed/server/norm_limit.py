@@ -37,13 +37,13 @@ class NormLimit:
             passes = reply.norm <= limit or reply.norm <= norm(reply.received.values())
             (good if passes else long).append(reply)
         # By partition id, so that the order of arrival counts for nothing.
-        self.recent = [*self.recent, *(reply.norm for reply in sorted(good, key=lambda reply: reply.node))][-MAX_KEPT:]
+        self.recent = [*self.recent, *(reply.norm for reply in sorted(good, key=lambda reply: reply.client))][-MAX_KEPT:]
         return good, long
 
     def filter(self, replies: Iterable[Reply], log: Round) -> list[Reply]:
         """Return the replies that pass, and reject the others in the round's log."""
         good, long = self.accept(replies)
         for reply in long:
-            log.reject(reply.node, TOO_LONG)
+            log.reject(reply.client, TOO_LONG)
             log.bytes_up -= size_of(reply.tensors)
         return good

@@ -29,7 +29,7 @@ class Hidden(Reply):
 
     def get_tensors(self, name: str) -> Tensors:
         """Raise ``UserError``, because central privacy excludes strategies that read individual replies."""
-        raise UserError(f"privacy=central: the server rule reads {name} of node {self.node}, but sums alone have noise")
+        raise UserError(f"privacy=central: the server rule reads {name} of client {self.client}, but sums alone have noise")
 
 
 class PrivateReplies(Replies):
@@ -40,7 +40,7 @@ class PrivateReplies(Replies):
     """
 
     def __init__(self, replies: Sequence[Reply], config: Config, seed: int, server_round: int) -> None:
-        super().__init__([Hidden(r.node, _public(r), r.num_examples, r.metrics, r.received) for r in replies])
+        super().__init__([Hidden(r.client, _public(r), r.num_examples, r.metrics, r.received) for r in replies])
         self.config, self._seed, self._round = config, seed, server_round
         self._deltas = [_clip_norm(reply.get_tensors("delta"), config.clip_norm) for reply in replies]
         tables = [reply.tensors[PROTOTYPES] for reply in replies if PROTOTYPES in reply.tensors]
@@ -62,10 +62,10 @@ class PrivateReplies(Replies):
             total[name] += scale * value
         if group == "delta":
             return total
-        base = combine([reply.begun(total) for reply in self], weights.tolist())
+        base = combine([reply.start_model(total) for reply in self], weights.tolist())
         return {name: value + base[name] for name, value in total.items()}
 
-    def terms(self, group: str, weights: np.ndarray) -> tuple[list[Tensors], list[float]]:
+    def weighted_terms(self, group: str, weights: np.ndarray) -> tuple[list[Tensors], list[float]]:
         """Return the sum itself as one term."""
         return ([self.weighted_sum(group, weights)], [1.0]) if len(self) else ([], [])
 
@@ -97,26 +97,30 @@ def aggregate_privately(rule: Any, model: Tensors, replies: Replies) -> Tensors:
     if not config.amplification or len(replies):
         return new
     scale = config.noise_multiplier * config.clip_norm * rule.fixed_weight()
-    like = {name: model[name] for name in rule.travelling}
+    like = {name: model[name] for name in rule.shared_names}
     drawn = noise(like, config, rule.seed, "update noise", server_round)
     return new | {name: model[name].double() + scale * value for name, value in drawn.items()}
 
 
-def count_protected_kinds(up: Sequence[str], down: Sequence[str], strategy: str) -> int:
+def count_protected_kinds(upload_spec: Sequence[str], broadcast_spec: Sequence[str], strategy: str) -> int:
     """Return how many kinds of a client's uploaded tensors the noise covers: updates and prototypes.
 
     Raises:
         UserError: If it uploads other kinds, or none.
     """
-    others = {name.partition("/")[0] for name in up if not name.startswith(UPDATES) and name not in (PROTOTYPES, PUBLIC_TENSOR)}
+    others = {
+        name.partition("/")[0]
+        for name in upload_spec
+        if not name.startswith(UPDATES) and name not in (PROTOTYPES, PUBLIC_TENSOR)
+    }
     if others:
         raise UserError(
             f"privacy: strategy={strategy} also sends {', '.join(sorted(others))}, which are neither an update nor prototypes "
             "and have no clip"
         )
-    if lost := {name for name in up if name.startswith("model/")} - set(down):
+    if lost := {name for name in upload_spec if name.startswith("model/")} - set(broadcast_spec):
         raise UserError(f"privacy: strategy={strategy} sends {min(lost)}, which it does not receive: its change is not known")
-    kinds = {PROTOTYPES if name == PROTOTYPES else "update" for name in up if name != PUBLIC_TENSOR}
+    kinds = {PROTOTYPES if name == PROTOTYPES else "update" for name in upload_spec if name != PUBLIC_TENSOR}
     if not kinds:
         raise UserError(f"privacy: strategy={strategy} sends nothing that could be protected")
     return len(kinds)

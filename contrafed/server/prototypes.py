@@ -14,11 +14,11 @@ Weighting = Literal["class_count", "plain", "data"]
 class Prototypes:
     """Class means (C, D), and which classes any client has had so far (C,). A strategy has one and calls its two methods."""
 
-    def __init__(self, state: dict[str, Any], down: Mapping[str, tuple[int, ...]]) -> None:
-        """Start empty, in the shapes that clients receive (``down``). The tensors are in the strategy's ``state``."""
+    def __init__(self, state: dict[str, Any], broadcast_spec: Mapping[str, tuple[int, ...]]) -> None:
+        """Start empty, in the shapes that clients receive (``broadcast_spec``). The tensors are in the strategy's ``state``."""
         self.state = state
-        state["means"] = torch.zeros(down["proto/mean"])
-        state["valid"] = torch.zeros(down["proto/valid"])
+        state["means"] = torch.zeros(broadcast_spec["proto/mean"])
+        state["valid"] = torch.zeros(broadcast_spec["proto/valid"])
 
     def broadcast(self) -> Tensors:
         """Return the part of the broadcast that holds the table."""

@@ -43,7 +43,7 @@ class AbsentError(ValueError):
 class Reply:
     """One client's valid reply."""
 
-    node: int
+    client: int
     tensors: Tensors  # by the names that the client declares, NAME/x
     num_examples: int
     metrics: dict[str, float]
@@ -60,12 +60,14 @@ class Reply:
             return found
         sent, base = select_prefix(self.tensors, other), select_prefix(self.received, "model")
         if missing := sent.keys() - base.keys():
-            raise ValueError(f"{name}/{min(missing)} is not known: the node sends {other}/{min(missing)} but received no model")
+            raise ValueError(
+                f"{name}/{min(missing)} is not known: the client sends {other}/{min(missing)} but received no model"
+            )
         if name == "delta":
             return {x: tensor - base[x].to(tensor.device) for x, tensor in sent.items()}
         return {x: base[x].to(tensor.device) + tensor for x, tensor in sent.items()}
 
-    def begun(self, like: Tensors) -> Tensors:
+    def start_model(self, like: Tensors) -> Tensors:
         """Return this client's model before its local update, with the names and devices of ``like``."""
         return {name: self.received[f"model/{name}"].to(value.device) for name, value in like.items()}
 
@@ -76,7 +78,7 @@ class Replies(Sequence[Reply]):
     def __init__(self, replies: Iterable[Reply], aggregation: Aggregation | None = None) -> None:
         """Sort the replies. ``aggregation`` replaces means of them, and None keeps the mean."""
         self.aggregation = aggregation
-        self._replies = sorted(replies, key=lambda reply: reply.node)
+        self._replies = sorted(replies, key=lambda reply: reply.client)
 
     def __len__(self) -> int:
         return len(self._replies)
@@ -85,9 +87,9 @@ class Replies(Sequence[Reply]):
         return self._replies[index]
 
     @property
-    def nodes(self) -> np.ndarray:
+    def clients(self) -> np.ndarray:
         """Partition ids (m,)."""
-        return np.array([reply.node for reply in self._replies], dtype=np.int64)
+        return np.array([reply.client for reply in self._replies], dtype=np.int64)
 
     @property
     def device(self) -> torch.device | None:
@@ -126,7 +128,7 @@ class Replies(Sequence[Reply]):
         """
         return combine(self._get_sent_tensors(group), weights.tolist())
 
-    def terms(self, group: str, weights: np.ndarray) -> tuple[list[Tensors], list[float]]:
+    def weighted_terms(self, group: str, weights: np.ndarray) -> tuple[list[Tensors], list[float]]:
         """Return the models and factors of ``weighted_sum``, for a strategy that adds further terms to it."""
         return self._get_sent_tensors(group), weights.tolist()
 
@@ -170,7 +172,7 @@ class Replies(Sequence[Reply]):
         if group != "model":
             return self.aggregation.combine(self._get_sent_tensors(group), shares)
         change = self.aggregation.combine(self.deltas(), shares)
-        begun = combine([reply.begun(change) for reply in self], shares.tolist())
+        begun = combine([reply.start_model(change) for reply in self], shares.tolist())
         return {name: begun[name] + change[name] for name in change}
 
     def mean_metrics(self) -> dict[str, float]:
@@ -182,15 +184,15 @@ class Replies(Sequence[Reply]):
         return {n: float(sum(w * r.metrics[n] for w, r in zip(weights, self._replies, strict=True))) for n in names}
 
 
-def largest(up: Mapping[str, tuple[int, ...]]) -> int:
-    """Return the largest size of a valid reply with the shapes ``up``, in bytes: double precision, with metadata."""
-    return sum(8 * math.prod(shape) + MAX_NPY_HEADER_BYTES for shape in up.values()) + MAX_REPLY_OVERHEAD_BYTES
+def largest(upload_spec: Mapping[str, tuple[int, ...]]) -> int:
+    """Return the largest size of a valid reply with the shapes ``upload_spec``, in bytes: double precision, with metadata."""
+    return sum(8 * math.prod(shape) + MAX_NPY_HEADER_BYTES for shape in upload_spec.values()) + MAX_REPLY_OVERHEAD_BYTES
 
 
 def read_reply(
-    node: int,
+    client: int,
     message: Message,
-    up: Mapping[str, tuple[int, ...]],
+    upload_spec: Mapping[str, tuple[int, ...]],
     received: Tensors,
     num_examples: int,
     max_norm: float | None = None,
@@ -198,7 +200,7 @@ def read_reply(
     """Return a reply's content. Shapes are checked before bytes are read.
 
     Args:
-        node: Partition id of the client.
+        client: Partition id of the client.
         message: The reply.
         up: Names and shapes of the client's upload.
         received: The tensors that the client received.
@@ -211,9 +213,9 @@ def read_reply(
     arrays, metrics = message.content.get(codec.ARRAYS), message.content.get(codec.METRICS)
     if not isinstance(arrays, ArrayRecord) or not isinstance(metrics, MetricRecord):
         raise ValueError("malformed content")
-    if set(arrays) != set(up):
+    if set(arrays) != set(upload_spec):
         raise ValueError("wrong tensor names")
-    for name, shape in up.items():
+    for name, shape in upload_spec.items():
         if tuple(arrays[name].shape) != shape:
             raise ValueError("wrong shape")
         if arrays[name].dtype not in ("float32", "float64"):
@@ -225,10 +227,10 @@ def read_reply(
     if count != num_examples:
         raise ValueError("wrong number of examples")
     try:
-        tensors = {name: codec.to_tensor(arrays[name]) for name in up}
+        tensors = {name: codec.to_tensor(arrays[name]) for name in upload_spec}
     except (TypeError, ValueError, OSError) as error:
         raise ValueError("malformed content") from error
-    if any(tuple(t.shape) != up[name] for name, t in tensors.items()):
+    if any(tuple(t.shape) != upload_spec[name] for name, t in tensors.items()):
         raise ValueError("wrong shape")
     size = norm(tensors.values())
     # The model is kept in float32, so a larger double would end the run instead of rejecting the reply.
@@ -241,7 +243,7 @@ def read_reply(
         raise ValueError("too many metrics")
     numbers = {n: float(v) for n, v in metrics.items() if n != "num-examples" and isinstance(v, (int, float))}
     others = {n: v for n, v in numbers.items() if math.isfinite(v)}
-    return Reply(node, tensors, count, others, received, size)
+    return Reply(client, tensors, count, others, received, size)
 
 
 def read_divergence(message: Message) -> str:

@@ -20,7 +20,7 @@ class Population:
     num_test: np.ndarray | None = None  # (K,) examples in each client's test part, if known
 
     @property
-    def num_nodes(self) -> int:
+    def num_clients(self) -> int:
         """K."""
         return len(self.sizes)
 
@@ -45,16 +45,17 @@ class Round:
     accepted: int = 0  # replies that the strategy aggregated
     lost: int = 0  # replies lost by participation.loss_rate
     diverged: list[str] = field(default_factory=list)  # clients whose loss, weights or reply were not finite, and where
-    memory_lost: int = 0  # clients whose state could not be read
+    state_lost: int = 0  # clients whose state could not be read
     bytes_down: int = 0
     bytes_up: int = 0
     seconds: float = 0.0
     aggregate_seconds: float = 0.0  # part of it: checking and aggregating replies
-    node_metrics: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)  # name -> (nodes, values)
-    judging: bool = False  # whether clients were asked to evaluate models
-    node_evaluation: dict[str, float] | None = None  # clients' models on their own examples, with others as NAME/accuracy, ...
+    client_metrics: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)  # name -> (clients, values)
+    evaluating: bool = False  # whether clients were asked to evaluate models
+    # clients' models on their own examples, with others as NAME/accuracy, ...
+    client_evaluation: dict[str, float] | None = None
 
-    def hear(self, node: int, message: Message, forgetful: set[int], *, judging: bool) -> None:
+    def hear(self, client: int, message: Message, forgetful: set[int], *, evaluating: bool) -> None:
         """Record a client's texts that come with its reply.
 
         ``forgetful`` are clients that reported lost client state in an evaluation. They report it again until they train.
@@ -62,18 +63,18 @@ class Round:
         about = message.content.get(codec.CONFIG)
         if not isinstance(about, ConfigRecord):
             return
-        lost = "memory-lost" in about
-        if lost and node not in forgetful:
-            self.memory_lost += 1
-            self.notes.append(f"node {node} begins with an empty memory: {codec.words(about['memory-lost'])}")
-        (forgetful.add if lost and judging else forgetful.discard)(node)
+        lost = "state-lost" in about
+        if lost and client not in forgetful:
+            self.state_lost += 1
+            self.notes.append(f"client {client} begins with an empty client state: {codec.words(about['state-lost'])}")
+        (forgetful.add if lost and evaluating else forgetful.discard)(client)
         if codec.NOTE in about:
             self.notes.append(codec.words(about[codec.NOTE]))
 
-    def reject(self, node: int, cause: str, diverged: str = "") -> None:
+    def reject(self, client: int, cause: str, diverged: str = "") -> None:
         """Count a rejected reply. ``diverged`` is the client's report of a loss or weights that are not finite."""
         self.rejected[cause] += 1
-        self.failures.append(f"node {node}: {cause}")
+        self.failures.append(f"client {client}: {cause}")
         if cause == NOT_FINITE:
-            self.failures[-1] = f"node {node}, round {self.server_round}, {diverged or cause}"
+            self.failures[-1] = f"client {client}, round {self.server_round}, {diverged or cause}"
             self.diverged.append(self.failures[-1])

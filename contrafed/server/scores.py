@@ -23,19 +23,19 @@ MAX_MODELS, MAX_NAME_LENGTH = 16, 64
 class Score:
     """The scores of one client's models on its own examples."""
 
-    node: int
+    client: int
     num_examples: int
     models: dict[str, dict[str, float]]  # accuracy and loss by model, where "" is the client's
 
 
-def read_score(node: int, message: Message, num_test: np.ndarray | None = None) -> Score:
+def read_score(client: int, message: Message, num_test: np.ndarray | None = None) -> Score:
     """Return a client's scores.
 
     The client's model has ``accuracy`` and ``loss``, every other one ``NAME/accuracy`` and ``NAME/loss``. Other requested
     metrics (``contrafed.core.metrics``) are named likewise.
 
     Args:
-        node: Partition id of the client.
+        client: Partition id of the client.
         message: The reply.
         num_test: Examples of each client's evaluation (K,), if known.
 
@@ -62,9 +62,9 @@ def read_score(node: int, message: Message, num_test: np.ndarray | None = None) 
     named = [pair for scores in models.values() for pair in scores.items() if pair[0] != "loss"]
     if not all(MIN_SCORES.get(name, 0) <= value <= 1 for name, value in named):
         raise ValueError("a score that cannot be")
-    if num_test is not None and count != num_test[node]:
+    if num_test is not None and count != num_test[client]:
         raise ValueError("wrong number of examples")
-    return Score(node, count, models)
+    return Score(client, count, models)
 
 
 def named_scores(scores: Sequence[Score], model: str) -> list[str]:
@@ -79,7 +79,7 @@ def summaries(scores: Sequence[Score], num_trained: int) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for place, held_out in (("", False), ("held_out/", True)):
-        some = [score for score in scores if (score.node >= num_trained) == held_out]
+        some = [score for score in scores if (score.client >= num_trained) == held_out]
         for model in sorted({name for score in some for name in score.models}):
             prefix = f"{place}{model}/" if model else place
             found |= {f"{prefix}{name}": value for name, value in summarise(some, model).items()}
@@ -92,11 +92,11 @@ def summarise(scores: Sequence[Score], model: str) -> dict[str, float]:
     Weighted by examples are ``accuracy`` and ``loss``. The plain mean is ``accuracy_mean``, and the mean of the worst tenth of
     the clients ``accuracy_worst_decile``. Other scores are treated likewise, if every client has them.
     """
-    judged = [score for score in scores if model in score.models]
-    examples = np.array([score.num_examples for score in judged])
-    columns = {name: np.array([score.models[model][name] for score in judged]) for name in named_scores(judged, model)}
+    evaluated = [score for score in scores if model in score.models]
+    examples = np.array([score.num_examples for score in evaluated])
+    columns = {name: np.array([score.models[model][name] for score in evaluated]) for name in named_scores(evaluated, model)}
     found = _spread("accuracy", examples, columns.pop("accuracy"))
-    found["loss"] = float(np.average([score.models[model]["loss"] for score in judged], weights=examples))
+    found["loss"] = float(np.average([score.models[model]["loss"] for score in evaluated], weights=examples))
     for name, values in columns.items():
         found |= _spread(name, examples, values)
     return found

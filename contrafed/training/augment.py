@@ -20,7 +20,7 @@ LEVELS = 256
 
 
 def draw_augmentation(
-    kinds: Sequence[str], side: int, count: int, seed: int, purpose: str, server_round: int, node: int
+    kinds: Sequence[str], side: int, count: int, seed: int, purpose: str, server_round: int, client: int
 ) -> Tensor:
     """Draw the changes of all examples that a client trains on in a round, in their order.
 
@@ -35,13 +35,13 @@ def draw_augmentation(
         seed: The run's seed.
         purpose: Purpose string of the batches' stream.
         server_round: The round.
-        node: Partition id of the client.
+        client: Partition id of the client.
 
     Returns:
         The changes (count, 4), or (count, 10) with a change of colour.
     """
     border = min(BORDER, side // SHARE)
-    rng = torch_generator(seed, f"{purpose} augmentation", server_round, node)
+    rng = torch_generator(seed, f"{purpose} augmentation", server_round, client)
     uniform = torch.rand(count, 4, generator=rng)
     angle = (2 * uniform[:, 0] - 1) * math.radians(LARGEST_ANGLE) * ("rotation" in kinds)
     shift = ((uniform[:, 1:3] * (2 * border + 1)).floor() - border) * ("crop" in kinds)
@@ -49,7 +49,7 @@ def draw_augmentation(
     moves = torch.cat([angle.unsqueeze(1), shift, flip.unsqueeze(1)], dim=1)
     if not set(kinds) & set(COLOURS):
         return moves
-    uniform = torch.rand(count, 6, generator=torch_generator(seed, f"{purpose} colours", server_round, node))
+    uniform = torch.rand(count, 6, generator=torch_generator(seed, f"{purpose} colours", server_round, client))
     half, jitter = (uniform < 0.5).float(), (2 * uniform - 1) * JITTER_SHARE * ("jitter" in kinds)
     columns = [
         half[:, 0] * ("sharpness" in kinds),

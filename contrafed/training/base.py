@@ -21,9 +21,9 @@ from contrafed.core.split_model import Features, SplitModel
 from contrafed.core.tensors import Tensors
 from contrafed.training import local_round, loop
 from contrafed.training.batches import Batch, Batches
-from contrafed.training.client_stack import Stack, each_node, per_node
+from contrafed.training.client_stack import ClientStack, each_client, per_client
 from contrafed.training.errors import DeadlineError, LocalError, NoRoomError
-from contrafed.training.local_round import Judged, Update
+from contrafed.training.local_round import Evaluation, Update
 from contrafed.training.local_training import LocalTraining
 from contrafed.training.loop import PARTS, Function, Loss, Losses, Step
 from contrafed.training.losses import cross_entropy
@@ -33,19 +33,19 @@ __all__ = [
     "PARTS",
     "Batch",
     "Client",
+    "ClientStack",
     "Config",
     "DeadlineError",
-    "Judged",
+    "Evaluation",
     "LocalError",
     "LocalTraining",
     "Losses",
     "NoRoomError",
     "Shapes",
-    "Stack",
     "Step",
     "Tensors",
     "Update",
-    "per_node",
+    "per_client",
 ]
 
 Shapes = dict[str, tuple[int, ...]]
@@ -77,17 +77,16 @@ class Client(NumPyClient):
     # What the paper counts as traffic of a client in a round, down and up (``contrafed/training/traffic.py``).
     traffic: ClassVar[tuple[str, str] | None] = ("phi", "phi")
 
-    def __init__(self, workspace: Workspace, nodes: Sequence[int], memories: Sequence[Tensors] | None = None) -> None:
-        """Represent ``nodes`` (partition ids). ``memories`` holds each client's state, empty before its first round."""
+    def __init__(self, workspace: Workspace, clients: Sequence[int], client_states: Sequence[Tensors] | None = None) -> None:
+        """Represent ``clients`` (partition ids). ``client_states`` holds each client's state, empty before its first round."""
         self.workspace, self.model = workspace, workspace.model
         self.config: Any = workspace.config
-        self.parts = self.shared_parts(self.config)
         self.shared_names = self.list_shared(self.model, self.config)
         shared = {loop.part_of(name) for name in self.shared_names}
         # What stays on the client of a part that is shared.
         self.local_names = [n for n in workspace.initial if n not in self.shared_names and loop.part_of(n) in shared]
-        self.nodes = list(nodes)
-        self.memories: list[Tensors] = list(memories) if memories is not None else [{} for _ in nodes]
+        self.clients = list(clients)
+        self.client_states: list[Tensors] = list(client_states) if client_states is not None else [{} for _ in clients]
         self.server_round = 0
         self.diverged = ""  # where a single client's loss or weights stopped being finite in its last round
         self.losses: list[Losses] = []  # of the round's phases
@@ -100,12 +99,14 @@ class Client(NumPyClient):
         return cls.shared
 
     @classmethod
-    def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
+    def message_spec(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
         """Return names and shapes of all tensors that a client receives and uploads. No other tensors are exchanged."""
         shared, tensors = cls.list_shared(model, config), model.tensors()
         frozen = model.buffer_names if model.buffers_are == "frozen" else ()
-        down = {f"model/{n}": tuple(v.shape) for n, v in tensors.items() if n in shared}
-        return down, {f"{cls.upload}/{n}": tuple(v.shape) for n, v in tensors.items() if n in shared and n not in frozen}
+        broadcast_spec = {f"model/{n}": tuple(v.shape) for n, v in tensors.items() if n in shared}
+        return broadcast_spec, {
+            f"{cls.upload}/{n}": tuple(v.shape) for n, v in tensors.items() if n in shared and n not in frozen
+        }
 
     @classmethod
     def list_shared(cls, model: SplitModel, config: Any) -> set[str]:
@@ -114,20 +115,20 @@ class Client(NumPyClient):
         local = model.buffer_names if model.buffers_are == "local" else ()
         return {name for name in model.tensors() if name not in local and loop.is_in(name, parts, model.normalisation_names)}
 
-    def fresh_memory(self, received: Tensors) -> Tensors:
+    def init_client_state(self, received: Tensors) -> Tensors:
         """Return a client's initial state, given what it ``received`` first. Personal parts are added."""
         return {}
 
-    def local_work(self, stack: Stack) -> Tensors:
-        """Do a round's local update: train ``stack.params``, write ``stack.memory``, and return the upload (B, ...)."""
+    def local_update(self, stack: ClientStack) -> Tensors:
+        """Do a round's local update: train ``stack.params``, write ``stack.state``, and return the upload (B, ...)."""
         self.train(stack)
-        return self.sent(stack)
+        return self.make_upload(stack)
 
-    def loss(self, params: Tensors, batch: Batch, constants: Any) -> dict[str, Tensor]:
+    def loss(self, params: Tensors, batch: Batch, loss_inputs: Any) -> dict[str, Tensor]:
         """Return one client's named losses for a batch (no B axis). ``"loss"`` is the one that is minimised."""
         return {"loss": self.task_loss(self.forward(params, batch), batch)}
 
-    def judged(self, stack: Stack) -> dict[str, Tensors]:
+    def eval_models(self, stack: ClientStack) -> dict[str, Tensors]:
         """Return the models (B, ...) to evaluate. ``"model"`` is the client's, and other models are reported under their names.
 
         By default it is the received model with the client's personal parts. May train first, and client state stays unchanged.
@@ -137,17 +138,17 @@ class Client(NumPyClient):
     def scores(self, features: Features, received: Tensors) -> Tensor:
         """Return the scores (b, C) by which one client predicts, by default the logits.
 
-        ``received`` has the received tensors and those that ``judged`` adds: ``stack.received[NAME] = ...``, with B first.
+        ``received`` has the received tensors and those that ``eval_models`` adds: ``stack.received[NAME] = ...``, with B first.
         """
         return features.logits
 
     @classmethod
-    def solver(cls, config: Any) -> LocalTraining:
+    def upload_training(cls, config: Any) -> LocalTraining:
         """Return the training settings of the upload, for strategies that divide by their number of steps."""
         recipe: LocalTraining = config.local
         return recipe
 
-    def work_of(self, examples: int) -> int:
+    def num_local_steps(self, examples: int) -> int:
         """Return how many steps a client with ``examples`` examples takes in a round. Scheduling uses it."""
         return int(self.config.local.steps(examples))
 
@@ -155,16 +156,16 @@ class Client(NumPyClient):
 
     def train(
         self,
-        stack: Stack,
+        stack: ClientStack,
         *,
         params: Tensors | None = None,
         examples: Sequence[np.ndarray] | None = None,
-        work: LocalTraining | None = None,
+        local_training: LocalTraining | None = None,
         parts: tuple[str, ...] = PARTS,
         loss: Loss | None = None,
-        constants: Tensors | None = None,
-        frozen: Mapping[str, Tensors | tuple[Function, Tensors]] | None = None,
-        each_step: Callable[[Step], dict[str, Any]] | None = None,
+        loss_inputs: Tensors | None = None,
+        reference_models: Mapping[str, Tensors | tuple[Function, Tensors]] | None = None,
+        before_step: Callable[[Step], dict[str, Any]] | None = None,
         repeat: int = 1,
         purpose: str = "batches",
     ) -> Losses:
@@ -178,16 +179,17 @@ class Client(NumPyClient):
             parts: Parts of the model to train.
             loss: The loss of one client, by default ``self.loss``.
             constants: Tensors (B, ...) that the loss receives by name.
-            frozen: Models (B, ...) whose representations z (B, b, D) of the batch the loss receives by name. A pair of one
+            reference_models: Models (B, ...) whose representations z (B, b, D) of the batch the loss receives by name. A pair
+            of one
                 client's
                 function of (model, images) and a model gives other outputs. Each image is computed once.
-            each_step: Runs before every step without gradients. The loss receives its result in place of the frozen models'.
+            before_step: Runs before every step without gradients. The loss receives its result in place of the frozen models'.
             repeat: Steps for each batch.
             purpose: Names the stream of the batches. Each phase of a round has its own.
         """
-        models = {name: m if isinstance(m, tuple) else (self.represent, m) for name, m in (frozen or {}).items()}
-        work, loss = work or self.config.local, loss or self.loss
-        phase = loop.Phase(work, parts, loss, constants or {}, models, each_step, repeat, purpose)
+        models = {name: m if isinstance(m, tuple) else (self.represent, m) for name, m in (reference_models or {}).items()}
+        local_training, loss = local_training or self.config.local, loss or self.loss
+        phase = loop.Phase(local_training, parts, loss, loss_inputs or {}, models, before_step, repeat, purpose)
         if params is not None and isinstance(parts, tuple):
             loop.check_params(stack, params, parts)
         mine = replace(stack, params=stack.params if params is None else params, examples=list(examples or stack.examples))
@@ -197,15 +199,15 @@ class Client(NumPyClient):
             stack.step = mine.step  # errors name the step
         return self.losses[-1]
 
-    def sent(self, stack: Stack) -> Tensors:
+    def make_upload(self, stack: ClientStack) -> Tensors:
         """Return the shared parts for the upload: the trained tensors, or their change."""
         frozen = self.model.buffer_names if self.model.buffers_are == "frozen" else ()
-        trained = {n: v.detach() for n, v in stack.params.items() if self.travels(n) and n not in frozen}
+        trained = {n: v.detach() for n, v in stack.params.items() if self.is_shared(n) and n not in frozen}
         if self.upload == "delta":
             trained = {n: v - stack.received[f"model/{n}"] for n, v in trained.items()}
         return {f"{self.upload}/{n}": v for n, v in trained.items()}
 
-    def travels(self, name: str) -> bool:
+    def is_shared(self, name: str) -> bool:
         """Return whether a tensor of the model is shared."""
         return name in self.shared_names
 
@@ -244,27 +246,27 @@ class Client(NumPyClient):
             out: Tensor = model.encoder(x)
         return out.to(self.workspace.dtype)
 
-    def gradients(self, loss: Loss, params: Tensors, batch: Batch, constants: Any) -> Tensors:
+    def gradients(self, loss: Loss, params: Tensors, batch: Batch, loss_inputs: Any) -> Tensors:
         """Return the gradient (B, ...) of every client's loss at ``params`` (B, ...)."""
 
-        def compute_minimised_loss(params: Tensors, buffers: Tensors, batch: Batch, constants: Any) -> Tensor:
-            return loop.get_minimised_loss(loss, loop.scalars(loss, loss(params | buffers, batch, constants)))
+        def compute_minimised_loss(params: Tensors, buffers: Tensors, batch: Batch, loss_inputs: Any) -> Tensor:
+            return loop.get_minimised_loss(loss, loop.scalars(loss, loss(params | buffers, batch, loss_inputs)))
 
         parameters = self.parameters_of(params)
         # Copies, because only the gradient of the step itself updates buffers.
         buffers = {name: value.clone() for name, value in params.items() if name not in parameters}
-        found: Tensors = each_node(grad(compute_minimised_loss), parameters, buffers, batch, constants)
+        found: Tensors = each_client(grad(compute_minimised_loss), parameters, buffers, batch, loss_inputs)
         return found
 
     def over_examples(
         self,
-        stack: Stack,
+        stack: ClientStack,
         function: Callable[..., Tensors],
         params: Tensors,
-        constants: Tensors,
+        loss_inputs: Tensors,
         examples: Sequence[np.ndarray] | None = None,
     ) -> Tensors:
-        """Sum ``function(params, batch, constants)``, one client's sums by name, over each client's training part (B, ...).
+        """Sum ``function(params, batch, loss_inputs)``, one client's sums by name, over each client's training part (B, ...).
 
         It runs in evaluation mode, in the examples' order. ``examples`` (n,) replace the training part. Raises
         ``DeadlineError``.
@@ -275,11 +277,11 @@ class Client(NumPyClient):
         with torch.no_grad():
             for step in range(batches.index.shape[1]):
                 stack.check_deadline()
-                for name, value in each_node(function, params, batches.at(step, len(stack)), constants).items():
+                for name, value in each_client(function, params, batches.at(step, len(stack)), loss_inputs).items():
                     totals[name] = totals[name] + value if name in totals else value
         return totals
 
-    def prototypes(self, stack: Stack) -> Tensors:
+    def prototypes(self, stack: ClientStack) -> Tensors:
         """Return as messages each client's class means of z (B, C, D), zero for absent classes, and class counts (B, C).
 
         They are computed with ``stack.params``, in evaluation mode, over the whole training part. Papers also call them class
@@ -289,10 +291,10 @@ class Client(NumPyClient):
         means = totals["z"] / totals["count"].clamp_min(1).unsqueeze(-1)
         return {"proto/mean": means, "proto/count": totals["count"]}
 
-    def class_sums(self, stack: Stack) -> Tensors:
+    def class_sums(self, stack: ClientStack) -> Tensors:
         """Return each client's sums by class, as ``prototypes``: ``z`` (B, C, D), ``square`` of |z|^2 and ``count`` (B, C)."""
 
-        def sums(params: Tensors, batch: Batch, constants: Tensors) -> Tensors:
+        def sums(params: Tensors, batch: Batch, loss_inputs: Tensors) -> Tensors:
             with self.model.holding(params) as model:
                 z = model.represent(batch.x)
             member = torch.nn.functional.one_hot(batch.y, self.model.num_classes).to(z) * batch.mask.unsqueeze(1)
@@ -325,51 +327,51 @@ class Client(NumPyClient):
         return cls.own_model or bool(set(PARTS) - set(parts)) or any(loop.is_pattern(part) for part in parts)
 
     @classmethod
-    def remembers(cls, model: SplitModel, config: Any) -> bool:
+    def has_client_state(cls, model: SplitModel, config: Any) -> bool:
         """Return whether a client has a state that persists between rounds."""
         personal = len(cls.list_shared(model, config)) < len(model.tensors())
-        return personal or config.local.keep_optimizer or cls.fresh_memory is not Client.fresh_memory
+        return personal or config.local.keep_optimizer or cls.init_client_state is not Client.init_client_state
 
     def update(self, received: Sequence[Tensors], server_round: int, deadline: float | None = None) -> list[Update]:
-        """Train the stack's clients and return their updates, in the order of ``self.nodes``.
+        """Train the stack's clients and return their updates, in the order of ``self.clients``.
 
         ``received[k]`` are the declared tensors for client k, which stay unchanged. ``deadline`` is a ``time.monotonic()``
         moment that is checked between steps. Raises ``DeadlineError``, or ``LocalError`` with its subclass ``NoRoomError``.
         """
         return local_round.update(self, received, server_round, deadline)
 
-    def judge(
+    def evaluate_clients(
         self,
         received: Sequence[Tensors],
         server_round: int,
         *,
         split: str = "test",
         final: bool = False,
-        post_train: bool = False,
+        after_training: bool = False,
         deadline: float | None = None,
         models: Sequence[Tensors] | None = None,
         metrics: Sequence[str] = (),
-    ) -> list[Judged]:
+    ) -> list[Evaluation]:
         """Evaluate every client's model, or that of ``models``, on its own ``split``: test or train. Changes nothing.
 
-        ``final`` marks the run's last evaluation. With ``post_train`` the evaluation follows the local update of the next
+        ``final`` marks the run's last evaluation. With ``after_training`` the evaluation follows the local update of the next
         round, whose result is discarded. Other ``metrics`` are computed in addition to accuracy and loss. Raises as ``update``.
         """
-        how = local_round.Judging(split, final, post_train, deadline, metrics)
-        return local_round.judge(self, received, server_round, how, models)
+        how = local_round.EvaluationRequest(split, final, after_training, deadline, metrics)
+        return local_round.evaluate(self, received, server_round, how, models)
 
     # ------------------------------------------------------------------------------------------------ Flower's NumPyClient
 
     def names(self, direction: Literal["down", "up"]) -> list[str]:
         """Return the order of the arrays that ``fit`` takes (down) and returns (up)."""
-        down, up = self.messages(self.model, self.config)
-        return list(down if direction == "down" else up)
+        broadcast_spec, upload_spec = self.message_spec(self.model, self.config)
+        return list(broadcast_spec if direction == "down" else upload_spec)
 
     def get_parameters(self, config: Mapping[str, Any]) -> list[np.ndarray]:  # type: ignore[override]
         """Return the initial shared tensors, in the order of ``names("down")``. Tables that start empty are zeros."""
-        down, _ = self.messages(self.model, self.config)
+        broadcast_spec, _ = self.message_spec(self.model, self.config)
         initial = {f"model/{n}": v for n, v in self.workspace.initial.items()}
-        return codec.to_list(down, {n: initial.get(n, torch.zeros(shape)) for n, shape in down.items()})
+        return codec.to_list(broadcast_spec, {n: initial.get(n, torch.zeros(shape)) for n, shape in broadcast_spec.items()})
 
     def fit(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
         """Train this one client and return its arrays, its number of training examples and its metrics.
@@ -380,16 +382,18 @@ class Client(NumPyClient):
         (update,) = self.update([codec.from_list(self.names("down"), parameters)], self.server_round)
         self.diverged = update.diverged
         if not update.diverged:
-            self.memories = [update.memory]
+            self.client_states = [update.client_state]
         return codec.to_list(self.names("up"), update.tensors), update.num_examples, dict(update.metrics)
 
     def evaluate(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> tuple[float, int, dict[str, Any]]:
         """Evaluate this one client's model on its own ``config["split"]`` (test by default): loss, examples, accuracy.
 
-        The entry ``final`` marks the run's last evaluation. With ``post-train`` the evaluation follows the local update of the
-        round after ``config["server-round"]``, whose result is discarded. Changes no state.
+        The entry ``final`` marks the run's last evaluation. With ``after-training`` the evaluation follows the local update of
+        the round after ``config["server-round"]``, whose result is discarded. Changes no state.
         """
         received, split = codec.from_list(self.names("down"), parameters), str(config.get("split", "test"))
         server_round, final = int(config.get("server-round", self.server_round)), bool(config.get("final"))
-        (judged,) = self.judge([received], server_round, split=split, final=final, post_train=bool(config.get("post-train")))
-        return judged.metrics["loss"], judged.num_examples, {n: v for n, v in judged.metrics.items() if n != "loss"}
+        (evaluated,) = self.evaluate_clients(
+            [received], server_round, split=split, final=final, after_training=bool(config.get("after-training"))
+        )
+        return evaluated.metrics["loss"], evaluated.num_examples, {n: v for n, v in evaluated.metrics.items() if n != "loss"}

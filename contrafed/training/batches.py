@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 from contrafed.core.randomness import generator, torch_generator
 from contrafed.core.tensors import Tensors
 from contrafed.training.augment import augment_images, draw_augmentation
-from contrafed.training.client_stack import Stack, each_image
+from contrafed.training.client_stack import ClientStack, each_image
 from contrafed.training.local_training import LocalTraining
 
 
@@ -30,8 +30,8 @@ class Batch(NamedTuple):
 class Source(NamedTuple):
     """The clients and the stream of drawn batches."""
 
-    work: LocalTraining
-    nodes: list[int]
+    local_training: LocalTraining
+    clients: list[int]
     server_round: int
     purpose: str
 
@@ -46,8 +46,8 @@ class Batches:
         self.workspace, self.rows = workspace, rows
         self.steps = [len(row) for row in rows]  # per client
         lengths = np.zeros((len(rows), max(self.steps, default=0)), dtype=np.int64)
-        for node, row in enumerate(rows):
-            lengths[node, : len(row)] = [len(batch) for batch in row]
+        for client, row in enumerate(rows):
+            lengths[client, : len(row)] = [len(batch) for batch in row]
         width = int(lengths.max(initial=1))
         # A short batch of a single client stays short. In a stack it is padded and masked.
         self.widths = lengths[0].clip(1).tolist() if len(lengths) == 1 else [width] * lengths.shape[1]
@@ -61,17 +61,17 @@ class Batches:
         self.augmented: Tensor | None = None  # (B, S, b, H, W, C) uint8: the phase's images if they are augmented
 
     @classmethod
-    def draw(cls, workspace: Any, work: LocalTraining, stack: Stack, purpose: str) -> "Batches":
+    def draw(cls, workspace: Any, local_training: LocalTraining, stack: ClientStack, purpose: str) -> "Batches":
         """Draw the batches of a phase, with dropout and augmentation."""
-        known = zip(stack.examples, stack.nodes, strict=True)
+        known = zip(stack.examples, stack.clients, strict=True)
         about = (workspace.seed, purpose, stack.server_round)
-        out = cls(workspace, [draw_batches(work, part, *about, node) for part, node in known])
-        out.source = Source(work, stack.nodes, stack.server_round, purpose)
+        out = cls(workspace, [draw_batches(local_training, part, *about, client) for part, client in known])
+        out.source = Source(local_training, stack.clients, stack.server_round, purpose)
         model = workspace.model
         for layer in model.dropped if model.dropout else ():
             width = model.get_submodule(layer).in_features
             out.dropout[layer] = out._draw_for_clients(purpose, draw_dropout, model.dropout, layer, width, padding=1)
-        if work.augment and out.index.numel():
+        if local_training.augment and out.index.numel():
             out.augmented = out._augmentation(purpose)
         return out
 
@@ -89,7 +89,7 @@ class Batches:
         """
         x = self.workspace.x
         changes = self._draw_for_clients(
-            stream, draw_augmentation, self.source.work.augment, min(x.shape[1:3]), padding=0
+            stream, draw_augmentation, self.source.local_training.augment, min(x.shape[1:3]), padding=0
         ).flatten(0, 2)
         index, size = self.index.flatten(), self.workspace.evaluation_batch
         out = x.new_empty((len(index), *x.shape[1:]))
@@ -101,7 +101,7 @@ class Batches:
         """Return the draws for every client's examples of the phase, laid out as (B, S, b, ...)."""
         counts = [sum(map(len, row)) for row in self.rows]
         about = (self.workspace.seed, stream, self.source.server_round)
-        found = [draw(*what, count, *about, node) for count, node in zip(counts, self.source.nodes, strict=True)]
+        found = [draw(*what, count, *about, client) for count, client in zip(counts, self.source.clients, strict=True)]
         return self._laid(torch.cat(found), padding).to(self.workspace.dtype)
 
     @classmethod
@@ -125,24 +125,24 @@ class Batches:
         seen = [np.concatenate(row) for row in self.rows if row]
         return self.augmented is None and any(len(np.unique(examples)) < len(examples) for examples in seen)
 
-    def stretches(self) -> Iterator[tuple[range, int]]:
+    def segments(self) -> Iterator[tuple[range, int]]:
         """Yield segments of steps with the number of clients that train in them. These are the stack's first clients."""
         alive = [sum(steps > step for steps in self.steps) for step in range(self.index.shape[1])]
         for count, steps in groupby(range(len(alive)), alive.__getitem__):
             found = list(steps)
             yield range(found[0], found[-1] + 1), count
 
-    def at(self, step: int, nodes: int, inputs: "Table | None" = None) -> Batch:
-        """Return the batch of a step for the first ``nodes`` clients. ``inputs`` replace its images."""
+    def at(self, step: int, clients: int, inputs: "Table | None" = None) -> Batch:
+        """Return the batch of a step for the first ``clients`` clients. ``inputs`` replace its images."""
         width = self.widths[step]
-        y, mask = self.workspace.labels(self.index[:nodes, step, :width]), self.mask[:nodes, step, :width]
-        dropout = {layer: factors[:nodes, step, :width] for layer, factors in self.dropout.items()}
-        x = self.images(range(step, step + 1), nodes) if inputs is None else inputs.at(step, nodes)
+        y, mask = self.workspace.labels(self.index[:clients, step, :width]), self.mask[:clients, step, :width]
+        dropout = {layer: factors[:clients, step, :width] for layer, factors in self.dropout.items()}
+        x = self.images(range(step, step + 1), clients) if inputs is None else inputs.at(step, clients)
         return Batch(x, y, mask, dropout)
 
-    def images(self, steps: range, nodes: int) -> Tensor:
-        """Return the images (nodes, n, C, H, W) of some steps, one step after another."""
-        each = [(slice(None, nodes), step, slice(None, self.widths[step])) for step in steps]
+    def images(self, steps: range, clients: int) -> Tensor:
+        """Return the images (clients, n, C, H, W) of some steps, one step after another."""
+        each = [(slice(None, clients), step, slice(None, self.widths[step])) for step in steps]
         source = self.index if self.augmented is None else self.augmented
         return self._normalise(torch.cat([source[at] for at in each], 1))
 
@@ -189,26 +189,26 @@ class Table(NamedTuple):
     rows: Any  # (B, n, ...)
     where: Tensor  # (B, S, b)
 
-    def at(self, step: int, nodes: int) -> Any:
-        """Return the rows (nodes, b, ...) of a step's batch."""
-        where = self.where[:nodes, step, : self.batches.widths[step]]
-        node = torch.arange(nodes, device=where.device).unsqueeze(1)
-        return tree_map(lambda rows: rows[node, where], self.rows)
+    def at(self, step: int, clients: int) -> Any:
+        """Return the rows (clients, b, ...) of a step's batch."""
+        where = self.where[:clients, step, : self.batches.widths[step]]
+        client = torch.arange(clients, device=where.device).unsqueeze(1)
+        return tree_map(lambda rows: rows[client, where], self.rows)
 
 
 def draw_batches(
-    work: LocalTraining, examples: np.ndarray, seed: int, purpose: str, server_round: int, node: int
+    local_training: LocalTraining, examples: np.ndarray, seed: int, purpose: str, server_round: int, client: int
 ) -> list[np.ndarray]:
     """Draw a client's batches of a round, as a pure function of (seed, purpose, round, client)."""
-    if not work.steps(len(examples)):  # a generator takes 40 us, a seventh of the time of such a client
+    if not local_training.steps(len(examples)):  # a generator takes 40 us, a seventh of the time of such a client
         return []
-    return work.batches(examples, generator(seed, purpose, server_round, node))
+    return local_training.batches(examples, generator(seed, purpose, server_round, client))
 
 
 def draw_dropout(
-    rate: float, layer: str, width: int, count: int, seed: int, purpose: str, server_round: int, node: int
+    rate: float, layer: str, width: int, count: int, seed: int, purpose: str, server_round: int, client: int
 ) -> Tensor:
     """Draw factors (count, width) on a layer's inputs for all examples that a client uses in a round, in their order."""
     stream = f"{purpose} dropout" if layer == "classifier" else f"{purpose} dropout {layer}"
-    rng = torch_generator(seed, stream, server_round, node)
+    rng = torch_generator(seed, stream, server_round, client)
     return (torch.rand(count, width, generator=rng) >= rate).float() / (1 - rate)

@@ -28,11 +28,11 @@ class UnknownNameError(KeyError):
 
     def __str__(self) -> str:
         if not self.known:
-            return f"stack.memory has no '{self.name}': fresh_memory returns nothing"
-        return str(unknown("name in stack.memory", self.name, self.known))
+            return f"stack.state has no '{self.name}': init_client_state returns nothing"
+        return str(unknown("name in stack.state", self.name, self.known))
 
 
-class Memory(MutableMapping[str, Tensor]):
+class ClientState(MutableMapping[str, Tensor]):
     """The client state of a stack, by name (B, ...). A tensor is stacked on first access."""
 
     def __init__(self, names: Iterable[str], find: Callable[[str], Tensor]) -> None:
@@ -66,7 +66,7 @@ class Memory(MutableMapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._found)
 
-    def __ior__(self, other: Tensors) -> "Memory":
+    def __ior__(self, other: Tensors) -> "ClientState":
         self.update(other)
         return self
 
@@ -75,40 +75,40 @@ class Memory(MutableMapping[str, Tensor]):
         """The tensors that were accessed or written."""
         return {name: value for name, value in self._found.items() if value is not None}
 
-    def first(self, count: int) -> "Memory":
+    def first(self, count: int) -> "ClientState":
         """Return the state of the first ``count`` clients, as views. Writing to a tensor in place writes to this one's."""
-        return Memory(self._found, lambda name: self[name][:count])
+        return ClientState(self._found, lambda name: self[name][:count])
 
 
 @dataclass
-class Stack:
+class ClientStack:
     """B clients that are trained or evaluated together.
 
     Training changes ``params`` in place. They may hold more than one model (``own/encoder...``). The ``received`` tensors are
     constants of the round, by message name. The client state in ``memory`` is committed afterwards.
     """
 
-    nodes: list[int]
+    clients: list[int]
     examples: list[np.ndarray]  # each client's training part
     server_round: int
     params: Tensors
     received: Tensors
-    memory: Memory
+    state: ClientState
     final: bool = False  # whether this is the run's last evaluation
     deadline: float | None = None  # a moment of time.monotonic()
     step: int = 0  # of the current phase
 
     def __len__(self) -> int:
-        return len(self.nodes)
+        return len(self.clients)
 
     @property
     def global_model(self) -> Tensors:
         """The received shared tensors, by model name."""
         return select_prefix(self.received, "model")
 
-    def remembered(self, name: str) -> Tensors:
+    def get_state(self, name: str) -> Tensors:
         """Return the model in the client state as ``NAME/x``, in the model's order and not in the state's."""
-        return {x: self.memory[f"{name}/{x}"] for x in self.params if f"{name}/{x}" in self.memory}
+        return {x: self.state[f"{name}/{x}"] for x in self.params if f"{name}/{x}" in self.state}
 
     @property
     def sizes(self) -> list[int]:
@@ -120,29 +120,29 @@ class Stack:
         if self.deadline is not None and time.monotonic() > self.deadline:
             raise DeadlineError
 
-    def first(self, count: int) -> "Stack":
+    def first(self, count: int) -> "ClientStack":
         """Return the first ``count`` clients as views. Writing to them in place writes to this stack."""
         cut = {key: {n: v[:count] for n, v in getattr(self, key).items()} for key in ("params", "received")}
-        part = {"nodes": self.nodes[:count], "examples": self.examples[:count], "memory": self.memory.first(count)}
+        part = {"clients": self.clients[:count], "examples": self.examples[:count], "state": self.state.first(count)}
         return replace(self, **cut, **part)  # type: ignore[arg-type]
 
-    def reorder(self, order: Sequence[int]) -> "Stack":
+    def reorder(self, order: Sequence[int]) -> "ClientStack":
         """Return the clients in another order, as copies."""
         return replace(
             self,
-            nodes=[self.nodes[k] for k in order],
+            clients=[self.clients[k] for k in order],
             examples=[self.examples[k] for k in order],
             params=in_order(self.params, order),
             received=in_order(self.received, order),
-            memory=Memory(self.memory, lambda name: in_order({name: self.memory[name]}, order)[name]),
+            state=ClientState(self.state, lambda name: in_order({name: self.state[name]}, order)[name]),
         )
 
-    def take_back(self, other: "Stack", order: Sequence[int]) -> None:
+    def scatter_back(self, other: "ClientStack", order: Sequence[int]) -> None:
         """Write the results of ``self.reorder(order)`` to this stack's rows."""
         back = np.argsort(order).tolist()
         for name, value in in_order(other.params, back).items():
             self.params[name].detach().copy_(value)
-        self.memory |= in_order(other.memory.loaded_tensors, back)
+        self.state |= in_order(other.state.loaded_tensors, back)
 
 
 def in_order(tensors: Tensors, order: Sequence[int]) -> Tensors:
@@ -150,7 +150,7 @@ def in_order(tensors: Tensors, order: Sequence[int]) -> Tensors:
     return {n: v if v.stride(0) == 0 else v.detach()[torch.tensor(order, device=v.device)] for n, v in tensors.items()}
 
 
-def per_node(values: Tensor, like: Tensor) -> Tensor:
+def per_client(values: Tensor, like: Tensor) -> Tensor:
     """Return one number per client (B,), shaped so that it multiplies ``like`` (B, ...)."""
     return values.view(-1, *[1] * (like.dim() - 1))
 
@@ -175,7 +175,7 @@ def unstack_views(tensors: Tensors, count: int) -> list[Tensors]:
     return [{name: views[k] for name, views in rows.items()} for k in range(count)]
 
 
-def taken_apart(tensors: Tensors, count: int) -> list[Tensors]:
+def unstack_copies(tensors: Tensors, count: int) -> list[Tensors]:
     """Return each client's tensors, as copies, because a view would keep the whole stack in memory."""
     views = unstack_views(tensors, count)
     if count == 1:
@@ -187,7 +187,7 @@ def taken_apart(tensors: Tensors, count: int) -> list[Tensors]:
     return own
 
 
-def each_node(function: Callable[..., Any], *args: Any) -> Any:
+def each_client(function: Callable[..., Any], *args: Any) -> Any:
     """Call one client's ``function`` for every client: under ``vmap``, or directly for a single client."""
     if len(next(iter(args[0].values()))) == 1:
         return tree_map(lambda t: t.unsqueeze(0), function(*tree_map(lambda t: t.squeeze(0), args)))

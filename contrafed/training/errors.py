@@ -12,7 +12,7 @@ from torch import Tensor
 
 from contrafed.core.registry import short_place
 from contrafed.core.tensors import Tensors
-from contrafed.training.client_stack import DeadlineError, Stack
+from contrafed.training.client_stack import ClientStack, DeadlineError
 
 # Messages of CUDA, cuBLAS and cuDNN about missing memory, for which torch has no type.
 OUT_OF_MEMORY_MESSAGES = ("out of memory", "alloc_failed", "not_initialized", "unable to find an engine")
@@ -68,14 +68,14 @@ def divergence(losses: Sequence[Any], tensors: Tensors, count: int) -> list[str]
         where, table = f"phase {number}, " if len(losses) > 1 else "", phase.tables.get("loss")
         if table is None or bool(table.isfinite().all()):
             continue
-        for node, row in enumerate(table.tolist()):
+        for client, row in enumerate(table.tolist()):
             step = next((step for step, value in enumerate(row) if not math.isfinite(value)), None)
-            if step is not None and not found[node]:
-                found[node] = f"{where}step {step}, loss {row[step]}"
-    for node, finite in enumerate(_finite(tensors, count)):
-        if not finite and not found[node]:
-            last = f"step {losses[-1].steps[node] - 1}, loss {float(losses[-1].last('loss')[node])}: " if losses else ""
-            found[node] = f"{last}its weights are not finite"
+            if step is not None and not found[client]:
+                found[client] = f"{where}step {step}, loss {row[step]}"
+    for client, finite in enumerate(_finite(tensors, count)):
+        if not finite and not found[client]:
+            last = f"step {losses[-1].steps[client] - 1}, loss {float(losses[-1].last('loss')[client])}: " if losses else ""
+            found[client] = f"{last}its weights are not finite"
     return found
 
 
@@ -91,7 +91,7 @@ def _finite(tensors: Tensors, count: int) -> list[bool]:
 
 
 @contextmanager
-def locate_errors(nodes: Sequence[int], server_round: int, stacks: Sequence[Stack], doing: str = "") -> Iterator[None]:
+def locate_errors(clients: Sequence[int], server_round: int, stacks: Sequence[ClientStack], doing: str = "") -> Iterator[None]:
     """Raise any error as a ``LocalError`` that names clients, round and step. ``stacks`` has the stack once it is open."""
     try:
         yield
@@ -99,7 +99,7 @@ def locate_errors(nodes: Sequence[int], server_round: int, stacks: Sequence[Stac
         raise
     except Exception as error:
         step = stacks[0].step if stacks else 0
-        where = f"node {', '.join(map(str, nodes))}, round {server_round}{doing}, step {step}"
+        where = f"client {', '.join(map(str, clients))}, round {server_round}{doing}, step {step}"
         said = f"{where}: {type(error).__name__}: {error}"
         raise (NoRoomError(said) if _out_of_memory(error) else LocalError(f"{said} ({_locate_mistake(error)})")) from error
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from contrafed.core.metrics import confusion, scores_of
 from contrafed.core.tensors import Tensors, format_of, storable
 from contrafed.training.batches import Batch
-from contrafed.training.client_stack import Memory, Stack, expand_or_stack, stack_rows, taken_apart, unstack_views
+from contrafed.training.client_stack import ClientStack, ClientState, expand_or_stack, stack_rows, unstack_copies, unstack_views
 from contrafed.training.errors import ReturnError, divergence, kind_of, locate_errors
 from contrafed.training.losses import cross_entropies
 from contrafed.training.privacy import made_private
@@ -23,12 +23,12 @@ class Update:
     tensors: Tensors  # the declared upload
     num_examples: int
     metrics: dict[str, float]  # means over the examples seen in training
-    memory: Tensors  # committed only if the update succeeded
+    client_state: Tensors  # committed only if the update succeeded
     diverged: str = ""  # where the loss or the weights stopped being finite: such an update is rejected
 
 
 @dataclass
-class Judged:
+class Evaluation:
     """The scores of one client's models on a part of its data, zeros without examples."""
 
     num_examples: int
@@ -38,136 +38,140 @@ class Judged:
 
 def update(client: Any, received: Sequence[Tensors], server_round: int, deadline: float | None) -> list[Update]:
     """Run the local update of a stack of clients, as described at ``Client.update``."""
-    client.losses, stacks = [], list[Stack]()
-    with locate_errors(client.nodes, server_round, stacks):
-        rows, stack = _open_stack(client, received, server_round, client.memories)
+    client.losses, stacks = [], list[ClientStack]()
+    with locate_errors(client.clients, server_round, stacks):
+        rows, stack = _open_stack(client, received, server_round, client.client_states)
         stacks.append(stack)
         stack.deadline = deadline
-        work = client.local_work(stack)
-        if not isinstance(work, dict):
-            raise ReturnError(client.local_work, "what is sent: return self.sent(stack)")
-        _check_sent(client, work, len(stack))
-        _check_remembered(client, stack.memory, rows)
-        work = _private(client, stack, work)
-        own = {n: v for n, v in stack.memory.loaded_tensors.items() if n.startswith("own/")}
-        left = stack.params | own | {n: v for n, v in work.items() if not n.startswith("model/")}
+        upload = client.local_update(stack)
+        if not isinstance(upload, dict):
+            raise ReturnError(client.local_update, "what is sent: return self.make_upload(stack)")
+        _check_sent(client, upload, len(stack))
+        _check_remembered(client, stack.state, rows)
+        upload = _private(client, stack, upload)
+        own = {n: v for n, v in stack.state.loaded_tensors.items() if n.startswith("own/")}
+        left = stack.params | own | {n: v for n, v in upload.items() if not n.startswith("model/")}
         diverged = divergence(client.losses, left, len(stack))
-        sent = unstack_views(work, len(stack))
-        stack.memory |= {f"personal/{n}": stack.params[n] for n in client.workspace.initial if not client.travels(n)}
-        opened = taken_apart({n: v.detach() for n, v in stack.memory.loaded_tensors.items()}, len(stack))
+        sent = unstack_views(upload, len(stack))
+        stack.state |= {f"personal/{n}": stack.params[n] for n in client.workspace.initial if not client.is_shared(n)}
+        opened = unstack_copies({n: v.detach() for n, v in stack.state.loaded_tensors.items()}, len(stack))
         metrics = _means(client, len(stack))
     updates = []
     for k, row in enumerate(rows):
         # State that was not accessed is unchanged. If it came with the message it is copied, because the message may be
         # overwritten.
-        rest = {n: v if client.memories[k] else v.clone() for n, v in row.items() if n not in opened[k]}
+        rest = {n: v if client.client_states[k] else v.clone() for n, v in row.items() if n not in opened[k]}
         found = rest | opened[k]
-        memory = {n: found[n] for n in stack.memory if n in found}  # in one order, independent of what was accessed
+        memory = {n: found[n] for n in stack.state if n in found}  # in one order, independent of what was accessed
         updates.append(Update(sent[k], stack.sizes[k], metrics[k], memory, diverged[k]))
     return updates
 
 
-def _check_sent(client: Any, work: Tensors, nodes: int) -> None:
-    """Raise ``ReturnError`` unless the local update returns what ``messages`` declares, because other replies are rejected."""
-    _, declared = client.messages(client.model, client.config)
-    if more := work.keys() - declared.keys():
-        raise ReturnError(client.local_work, f"what messages declares, which {min(more)} is not")
+def _check_sent(client: Any, upload: Tensors, clients: int) -> None:
+    """Raise ``ReturnError`` unless the local update returns what ``message_spec`` declares. Other replies are rejected."""
+    _, declared = client.message_spec(client.model, client.config)
+    if more := upload.keys() - declared.keys():
+        raise ReturnError(client.local_update, f"what message_spec declares, which {min(more)} is not")
     for name, shape in declared.items():
-        found = tuple(work[name].shape) if name in work else "nothing"
-        if found != (nodes, *shape):
-            raise ReturnError(client.local_work, f"{name} of shape {(nodes, *shape)}, as messages declares it, not {found}")
-        if work[name].dtype not in (torch.float32, torch.float64):
-            raise ReturnError(client.local_work, f"{name} in float32 or float64, not {work[name].dtype}")
+        found = tuple(upload[name].shape) if name in upload else "nothing"
+        if found != (clients, *shape):
+            raise ReturnError(
+                client.local_update, f"{name} of shape {(clients, *shape)}, as message_spec declares it, not {found}"
+            )
+        if upload[name].dtype not in (torch.float32, torch.float64):
+            raise ReturnError(client.local_update, f"{name} in float32 or float64, not {upload[name].dtype}")
 
 
-def _check_remembered(client: Any, memory: Memory, rows: Sequence[Tensors]) -> None:
-    """Raise ``ReturnError`` for client state that ``fresh_memory`` does not have, or in another shape.
+def _check_remembered(client: Any, memory: ClientState, rows: Sequence[Tensors]) -> None:
+    """Raise ``ReturnError`` for client state that ``init_client_state`` does not have, or in another shape.
 
     Otherwise it might be kept or not. Of a value without the client axis, each client would keep one row.
     """
-    for remembered, row in zip(client.memories, rows, strict=True):
+    for remembered, row in zip(client.client_states, rows, strict=True):
         new = [n for n in memory if n not in row and not n.startswith(("personal/", "optimizer/"))]
         if new and not remembered:
-            raise ReturnError(client.fresh_memory, f"a value for {', '.join(new)}, which local_work remembers")
+            raise ReturnError(client.init_client_state, f"a value for {', '.join(new)}, which local_update remembers")
     for name, value in memory.loaded_tensors.items():
         found = tuple(value.shape) if isinstance(value, Tensor) else ()
         wanted = (len(rows), *(rows[0][name].shape if name in rows[0] else found[1:]))
         if found != wanted:
-            raise ReturnError(client.local_work, f"{name} of shape {wanted}, nodes first, not {kind_of(value)}", "remember")
+            raise ReturnError(client.local_update, f"{name} of shape {wanted}, clients first, not {kind_of(value)}", "remember")
         if not storable(value):
-            raise ReturnError(client.local_work, f"what a checkpoint can hold, not {format_of(value)} for '{name}'", "remember")
+            raise ReturnError(
+                client.local_update, f"what a checkpoint can hold, not {format_of(value)} for '{name}'", "remember"
+            )
 
 
-class Judging(NamedTuple):
+class EvaluationRequest(NamedTuple):
     """Settings of an evaluation of clients."""
 
     split: str  # test or train part of each client's data
     final: bool  # whether this is the run's last evaluation
-    post_train: bool  # after the next round's local update, whose result is discarded
+    after_training: bool  # after the next round's local update, whose result is discarded
     deadline: float | None  # a moment of time.monotonic()
     metrics: Sequence[str] = ()  # in addition to accuracy and loss, from contrafed.core.metrics
 
 
-def judge(
-    client: Any, received: Sequence[Tensors], server_round: int, judging: Judging, models: Sequence[Tensors] | None
-) -> list[Judged]:
-    """Evaluate a stack of clients, as described at ``Client.judge``."""
-    client.losses, stacks = [], list[Stack]()
-    nodes, partition = client.nodes, client.workspace.federation.partition
-    examples = [partition.test(node) if judging.split == "test" else partition.train(node) for node in nodes]
-    metrics: list[dict[str, float]] = [{} for _ in nodes]
-    with locate_errors(nodes, server_round, stacks, ", evaluation"):
-        memories = client.memories
+def evaluate(
+    client: Any, received: Sequence[Tensors], server_round: int, evaluating: EvaluationRequest, models: Sequence[Tensors] | None
+) -> list[Evaluation]:
+    """Evaluate a stack of clients, as described at ``Client.evaluate_clients``."""
+    client.losses, stacks = [], list[ClientStack]()
+    clients, partition = client.clients, client.workspace.federation.partition
+    examples = [partition.test(client) if evaluating.split == "test" else partition.train(client) for client in clients]
+    metrics: list[dict[str, float]] = [{} for _ in clients]
+    with locate_errors(clients, server_round, stacks, ", evaluation"):
+        client_states = client.client_states
         if models is not None:
-            memories = [{f"personal/{n}": v for n, v in model.items()} for model in models]
+            client_states = [{f"personal/{n}": v for n, v in model.items()} for model in models]
             received = [{n: v for n, v in tensors.items() if not n.startswith("model/")} for tensors in received]
-        trains = judging.post_train and models is None
+        trains = evaluating.after_training and models is None
         # The batches and the learning rate are those of a client that is selected for the next round.
-        _, stack = _open_stack(client, received, server_round + trains, memories)
+        _, stack = _open_stack(client, received, server_round + trains, client_states)
         stacks.append(stack)
-        stack.final, stack.deadline = judging.final, judging.deadline
+        stack.final, stack.deadline = evaluating.final, evaluating.deadline
         if trains:
-            client.local_work(stack)
-        judged = client.judged(stack) if models is None else {"model": stack.params}
-        if not isinstance(judged, dict) or "model" not in judged:
-            raise ReturnError(client.judged, "a dictionary with 'model'")
-        _check_judged(client, judged, len(nodes))
-        judged = {name: {n: v.detach() for n, v in model.items()} for name, model in judged.items()}
-        for name, model in judged.items():
+            client.local_update(stack)
+        evaluations = client.eval_models(stack) if models is None else {"model": stack.params}
+        if not isinstance(evaluations, dict) or "model" not in evaluations:
+            raise ReturnError(client.eval_models, "a dictionary with 'model'")
+        _check_evaluated(client, evaluations, len(clients))
+        evaluations = {name: {n: v.detach() for n, v in model.items()} for name, model in evaluations.items()}
+        for name, model in evaluations.items():
             totals = client.over_examples(
-                stack, _make_score_sums(client, bool(judging.metrics)), model, stack.received, examples
+                stack, _make_score_sums(client, bool(evaluating.metrics)), model, stack.received, examples
             )
             prefix = "" if name == "model" else f"{name}/"
-            for k, found in enumerate(metrics if judging.metrics and totals else []):
-                more = scores_of(judging.metrics, totals["confusion"][k])
+            for k, found in enumerate(metrics if evaluating.metrics and totals else []):
+                more = scores_of(evaluating.metrics, totals["confusion"][k])
                 found.update({f"{prefix}{key}": value for key, value in more.items()})
             for key in ("loss", "accuracy"):
-                sums = totals[key].tolist() if totals else [0.0] * len(nodes)
+                sums = totals[key].tolist() if totals else [0.0] * len(clients)
                 for found, total, index in zip(metrics, sums, examples, strict=True):
                     found[key if name == "model" else f"{name}/{key}"] = total / max(len(index), 1)
-    own = unstack_views(judged["model"], len(nodes))
-    return [Judged(len(index), found, model) for index, found, model in zip(examples, metrics, own, strict=True)]
+    own = unstack_views(evaluations["model"], len(clients))
+    return [Evaluation(len(index), found, model) for index, found, model in zip(examples, metrics, own, strict=True)]
 
 
-def _check_judged(client: Any, judged: dict[str, Any], nodes: int) -> None:
+def _check_evaluated(client: Any, evaluations: dict[str, Any], clients: int) -> None:
     """Raise ``ReturnError`` unless every evaluated model is complete, because other tensors would replace missing ones."""
-    for model, tensors in judged.items():
+    for model, tensors in evaluations.items():
         if not isinstance(tensors, dict):
-            raise ReturnError(client.judged, f"models, tensors by name, not {kind_of(tensors)} as '{model}'")
+            raise ReturnError(client.eval_models, f"models, tensors by name, not {kind_of(tensors)} as '{model}'")
         for name, value in client.workspace.initial.items():
             found = kind_of(tensors[name]) if name in tensors else "nothing"
-            if found != (wanted := f"shape {(nodes, *value.shape)}"):
-                raise ReturnError(client.judged, f"whole models, {name} of {wanted} in '{model}', not {found}")
+            if found != (wanted := f"shape {(clients, *value.shape)}"):
+                raise ReturnError(client.eval_models, f"whole models, {name} of {wanted} in '{model}', not {found}")
         if more := tensors.keys() - client.workspace.initial.keys():
-            raise ReturnError(client.judged, f"models as they are, without {min(more)} in '{model}'")
+            raise ReturnError(client.eval_models, f"models as they are, without {min(more)} in '{model}'")
 
 
-def _private(client: Any, stack: Stack, sent: Tensors) -> Tensors:
+def _private(client: Any, stack: ClientStack, sent: Tensors) -> Tensors:
     """Return a stack's upload, with noise if ``privacy`` makes clients add it."""
     run = client.workspace.run
     if run.privacy is None:
         return sent
-    return made_private(sent, stack.received, run.privacy.config, run.seed, stack.server_round, stack.nodes)
+    return made_private(sent, stack.received, run.privacy.config, run.seed, stack.server_round, stack.clients)
 
 
 def _make_mover(client: Any) -> Callable[[Tensor], Tensor]:
@@ -179,42 +183,42 @@ def _load_client_state(client: Any, memory: Tensors, received: Tensors) -> Tenso
     """Return a client's state, or its initial state. Raises ``ReturnError`` unless it consists of tensors by name."""
     if memory:
         return memory
-    own = {f"personal/{n}": v for n, v in client.workspace.initial.items() if not client.travels(n)}
+    own = {f"personal/{n}": v for n, v in client.workspace.initial.items() if not client.is_shared(n)}
     place = _make_mover(client)
-    begun = client.fresh_memory({n: place(v) for n, v in received.items()})
+    begun = client.init_client_state({n: place(v) for n, v in received.items()})
     if not isinstance(begun, dict):
-        raise ReturnError(client.fresh_memory, f"a dictionary of tensors, not {kind_of(begun)}")
+        raise ReturnError(client.init_client_state, f"a dictionary of tensors, not {kind_of(begun)}")
     for name, value in begun.items():
         if not isinstance(value, Tensor):
-            raise ReturnError(client.fresh_memory, f"a tensor for each name, not {kind_of(value)} for '{name}'")
+            raise ReturnError(client.init_client_state, f"a tensor for each name, not {kind_of(value)} for '{name}'")
         if not storable(value):
-            raise ReturnError(client.fresh_memory, f"what a checkpoint can hold, not {format_of(value)} for '{name}'")
+            raise ReturnError(client.init_client_state, f"what a checkpoint can hold, not {format_of(value)} for '{name}'")
     return own | begun
 
 
 def _open_stack(
-    client: Any, received: Sequence[Tensors], server_round: int, memories: Sequence[Tensors]
-) -> tuple[list[Tensors], Stack]:
-    """Return what each node remembers, or begins with, and the stack of what they received and remember.
+    client: Any, received: Sequence[Tensors], server_round: int, client_states: Sequence[Tensors]
+) -> tuple[list[Tensors], ClientStack]:
+    """Return what each client remembers, or begins with, and the stack of what they received and remember.
 
     What stays of a part that is shared, such as local buffers, is also in what they received: the model there is whole.
     """
     if local := client.local_names:
-        begin, known = client.workspace.initial, zip(received, memories, strict=True)
+        begin, known = client.workspace.initial, zip(received, client_states, strict=True)
         received = [r | {f"model/{n}": m.get(f"personal/{n}", begin[n]) for n in local} for r, m in known]
-    rows = [_load_client_state(client, *pair) for pair in zip(memories, received, strict=True)]
+    rows = [_load_client_state(client, *pair) for pair in zip(client_states, received, strict=True)]
     place = _make_mover(client)
     constants = {n: expand_or_stack([tensors[n] for tensors in received], place) for n in received[0]}
     # If only some clients have optimiser state of a phase, it starts at zero for the others, as in a new optimiser.
     kept = {n: v for row in rows for n, v in row.items() if n.startswith("optimizer/")}
     rows = [{n: torch.zeros_like(v) for n, v in kept.items()} | row for row in rows]
-    memory = Memory(rows[0], lambda name: stack_rows([row[name] for row in rows], place))
+    memory = ClientState(rows[0], lambda name: stack_rows([row[name] for row in rows], place))
     params = {}
     for name in client.workspace.initial:
         source = constants.get(f"model/{name}")
         params[name] = (memory[f"personal/{name}"] if source is None else source).clone()
-    examples = [client.workspace.federation.partition.train(node) for node in client.nodes]
-    return rows, Stack(list(client.nodes), examples, server_round, params, constants, memory)
+    examples = [client.workspace.federation.partition.train(k) for k in client.clients]
+    return rows, ClientStack(list(client.clients), examples, server_round, params, constants, memory)
 
 
 def _make_score_sums(client: Any, confused: bool) -> Callable[..., Tensors]:
@@ -239,11 +243,11 @@ def _make_score_sums(client: Any, confused: bool) -> Callable[..., Tensors]:
     return sums
 
 
-def _means(client: Any, nodes: int) -> list[dict[str, float]]:
+def _means(client: Any, clients: int) -> list[dict[str, float]]:
     """Return each client's mean losses over the examples that had them, over all phases."""
     totals: Tensors = {}
     for losses in client.losses:
         for name, found in losses.sums().items():
             totals[name] = totals[name] + found if name in totals else found
     means = {name: (total[0] / total[1].clamp_min(1)).tolist() for name, total in totals.items()}
-    return [{name: values[k] for name, values in means.items()} for k in range(nodes)]
+    return [{name: values[k] for name, values in means.items()} for k in range(clients)]

@@ -15,13 +15,13 @@ class LocalTraining:
     """Settings of a client's local training: how long, with which batches, with which optimiser.
 
     Exactly one of ``epochs`` (shuffled passes) and ``iterations`` (minibatch steps through successive shuffled passes, every
-    batch of the full size, or of all examples of a smaller node) is set. ``last_batch``: what becomes of the short batch at the
-    end of each of ``epochs``. It is kept, dropped, or merged with the batch before it. A pass has one batch at least.
+    batch of the full size, or of all examples of a smaller client) is set. ``last_batch``: what becomes of the short batch at
+    the end of each of ``epochs``. It is kept, dropped, or merged with the batch before it. A pass has one batch at least.
     """
 
     epochs: Annotated[int, Range(ge=0)] | None
     iterations: Annotated[int, Range(ge=0)] | None
-    batch_size: Annotated[int, Range(ge=1)] | Annotated[float, Range(gt=0, lt=1)]  # a fraction: of the node's examples
+    batch_size: Annotated[int, Range(ge=1)] | Annotated[float, Range(gt=0, lt=1)]  # a fraction: of the client's examples
     last_batch: Literal["keep", "drop", "merge"]
     optimizer: Literal["sgd", "adam"]
     lr: Annotated[float, Range(gt=0)]

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from contrafed.core.errors import unknown
 from contrafed.core.tensors import Tensors, select_prefix
 from contrafed.training.batches import Batch, Batches
-from contrafed.training.client_stack import Stack, in_order, per_node
+from contrafed.training.client_stack import ClientStack, in_order, per_client
 from contrafed.training.errors import ReturnError, kind_of
 from contrafed.training.local_training import LocalTraining
 from contrafed.training.optimizers import Optimizer
@@ -26,9 +26,9 @@ Function = Callable[[Tensors, Tensor], Any]  # one client's function of a model 
 class Step(NamedTuple):
     """A step that is about to be taken."""
 
-    stack: Stack  # the clients that still train, as views
+    stack: ClientStack  # the clients that still train, as views
     batch: Batch
-    frozen: dict[str, Any]  # outputs of the frozen models for the batch
+    reference_outputs: dict[str, Any]  # outputs of the reference models for the batch
     number: int  # from 0, within the phase
     batches: Batches  # all batches of the phase
 
@@ -36,19 +36,21 @@ class Step(NamedTuple):
 class Phase(NamedTuple):
     """The arguments of ``Client.train``: what is trained for some steps, and how."""
 
-    work: LocalTraining
+    local_training: LocalTraining
     parts: tuple[str, ...]
     loss: Loss
-    constants: Tensors
-    frozen: Mapping[str, tuple[Function, Tensors]]
-    each_step: Callable[[Step], dict[str, Any]] | None
+    loss_inputs: Tensors
+    reference_models: Mapping[str, tuple[Function, Tensors]]
+    before_step: Callable[[Step], dict[str, Any]] | None
     repeat: int  # how many steps each batch is used for
     purpose: str
 
     def in_order(self, order: Sequence[int]) -> "Phase":
         """Return the phase for the clients in another order."""
-        frozen = {name: (function, in_order(model, order)) for name, (function, model) in self.frozen.items()}
-        return self._replace(constants=in_order(self.constants, order), frozen=frozen)
+        reference_models = {
+            name: (function, in_order(model, order)) for name, (function, model) in self.reference_models.items()
+        }
+        return self._replace(loss_inputs=in_order(self.loss_inputs, order), reference_models=reference_models)
 
 
 class Losses:
@@ -95,14 +97,14 @@ class Losses:
         return (table * counts).sum(1) / counts.sum(1).clamp_min(1)
 
 
-def train(client: Any, stack: Stack, phase: Phase) -> Losses:
+def train(client: Any, stack: ClientStack, phase: Phase) -> Losses:
     """Train ``phase.parts`` of ``stack.params`` in place. Clients are sorted by their steps, and put back afterwards."""
     if fault := parts_fault(phase.parts, {*PARTS, *map(part_of, stack.params)}):
         raise TypeError(f"the parts to train{fault}")
-    steps = [phase.work.steps(size) for size in stack.sizes]
-    for name, value in phase.constants.items():
+    steps = [phase.local_training.steps(size) for size in stack.sizes]
+    for name, value in phase.loss_inputs.items():
         if not isinstance(value, Tensor) or value.shape[:1] != (len(stack),):
-            raise TypeError(f"constants['{name}'] must be nodes first, ({len(stack)}, ...), not {kind_of(value)}")
+            raise TypeError(f"loss_inputs['{name}'] must be clients first, ({len(stack)}, ...), not {kind_of(value)}")
     order = sorted(range(len(stack)), key=lambda k: -steps[k])
     if order == list(range(len(stack))):
         return _train(client, stack, phase)
@@ -111,13 +113,13 @@ def train(client: Any, stack: Stack, phase: Phase) -> Losses:
         losses = _train(client, ordered, phase.in_order(order))
     finally:
         stack.step = ordered.step
-    stack.take_back(ordered, order)
+    stack.scatter_back(ordered, order)
     return losses.in_order([order.index(k) for k in range(len(stack))])
 
 
-def _train(client: Any, stack: Stack, phase: Phase) -> Losses:
-    work, rows = phase.work, list[dict[str, Tensor]]()
-    batches = Batches.draw(client.workspace, work, stack, phase.purpose)
+def _train(client: Any, stack: ClientStack, phase: Phase) -> Losses:
+    local_training, rows = phase.local_training, list[dict[str, Tensor]]()
+    batches = Batches.draw(client.workspace, local_training, stack, phase.purpose)
     learning = [name for name in client.parameters_of(stack.params) if client.is_in(name, phase.parts)]
     if not batches.index.numel() or not learning:
         return Losses(batches.steps, batches.counts, rows)
@@ -126,34 +128,34 @@ def _train(client: Any, stack: Stack, phase: Phase) -> Losses:
     fixed_encoder = encoder and not any("/" in name or name in encoder for name in learning)
     client.model.trained_parts = parts_with_buffers(client, stack, learning)
     inputs = batches.table(client.encode, encoder) if fixed_encoder and batches.repeat else None
-    tables = {name: batches.table(function, model) for name, (function, model) in phase.frozen.items()}
-    kept = select_prefix(stack.memory, f"optimizer/{phase.purpose}") if work.keep_optimizer else {}
-    optimizer = Optimizer(work, stack.server_round, stack.sizes, {n: stack.params[n] for n in learning}, kept)
-    for steps, alive in batches.stretches():
+    tables = {name: batches.table(function, model) for name, (function, model) in phase.reference_models.items()}
+    kept = select_prefix(stack.state, f"optimizer/{phase.purpose}") if local_training.keep_optimizer else {}
+    optimizer = Optimizer(local_training, stack.server_round, stack.sizes, {n: stack.params[n] for n in learning}, kept)
+    for steps, alive in batches.segments():
         part = stack.first(alive)
         # Leaves that share the stack's storage: a step in place is a step of the stack.
         part.params = {n: v.detach().requires_grad_(n in learning) for n, v in part.params.items()}
-        fixed = {n: v[:alive] for n, v in phase.constants.items()}
+        fixed = {n: v[:alive] for n, v in phase.loss_inputs.items()}
         for step, again in product(steps, range(phase.repeat)):
             stack.check_deadline()
             stack.step = part.step = step * phase.repeat + again
             if not again:
                 batch = batches.at(step, alive, inputs)
-                frozen = {name: table.at(step, alive) for name, table in tables.items()}
-            given = frozen
-            if phase.each_step is not None:
+                reference_outputs = {name: table.at(step, alive) for name, table in tables.items()}
+            given = reference_outputs
+            if phase.before_step is not None:
                 with torch.no_grad():
-                    given = _nodes_first(phase.each_step, Step(part, batch, frozen, part.step, batches))
+                    given = _clients_first(phase.before_step, Step(part, batch, reference_outputs, part.step, batches))
             rows.append(training_step(phase, optimizer, part, batch, given | fixed, step))
             if other := rows[0].keys() ^ rows[-1].keys():
                 raise ReturnError(phase.loss, f"the same names at every step of a phase, not '{min(other)}' at some")
-    if work.keep_optimizer:
-        stack.memory |= {f"optimizer/{phase.purpose}/{n}": v for n, v in optimizer.export_state().items()}
+    if local_training.keep_optimizer:
+        stack.state |= {f"optimizer/{phase.purpose}/{n}": v for n, v in optimizer.export_state().items()}
     taken = [steps * phase.repeat for steps in batches.steps]
     return Losses(taken, batches.counts.repeat_interleave(phase.repeat, 1), rows)
 
 
-def parts_with_buffers(client: Any, stack: Stack, learning: list[str]) -> frozenset[str]:
+def parts_with_buffers(client: Any, stack: ClientStack, learning: list[str]) -> frozenset[str]:
     """Return the parts that train in a phase and have buffers. Buffers of other parts do not change."""
     if not client.model.buffer_names:
         return frozenset()
@@ -167,18 +169,20 @@ def bare_name(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _nodes_first(each_step: Callable[[Step], dict[str, Any]], step: Step) -> dict[str, Any]:
-    """Return the result of ``each_step``. Raises ``ReturnError`` unless it is a dictionary by name with tensors (B, ...)."""
-    given = each_step(step)
+def _clients_first(before_step: Callable[[Step], dict[str, Any]], step: Step) -> dict[str, Any]:
+    """Return the result of ``before_step``. Raises ``ReturnError`` unless it is a dictionary by name with tensors (B, ...)."""
+    given = before_step(step)
     if not isinstance(given, dict):
-        raise ReturnError(each_step, f"a dictionary by name, not {kind_of(given)}")
+        raise ReturnError(before_step, f"a dictionary by name, not {kind_of(given)}")
     for name, value in given.items():
         if isinstance(value, Tensor) and value.shape[:1] != (len(step.stack),):
-            raise ReturnError(each_step, f"'{name}' nodes first, ({len(step.stack)}, ...), not {kind_of(value)}")
+            raise ReturnError(before_step, f"'{name}' clients first, ({len(step.stack)}, ...), not {kind_of(value)}")
     return given
 
 
-def training_step(phase: Phase, optimizer: Optimizer, stack: Stack, batch: Batch, inputs: Any, step: int) -> dict[str, Tensor]:
+def training_step(
+    phase: Phase, optimizer: Optimizer, stack: ClientStack, batch: Batch, inputs: Any, step: int
+) -> dict[str, Tensor]:
     """Take one step of every client in the stack: forward pass and loss, backward pass, optimizer step.
 
     Args:
@@ -197,14 +201,14 @@ def training_step(phase: Phase, optimizer: Optimizer, stack: Stack, batch: Batch
     get_minimised_loss(phase.loss, losses).sum().backward()
     with torch.no_grad():
         trained = read_gradients(stack.params, leaves)
-        adjust_gradients(phase.work, stack, trained)
+        adjust_gradients(phase.local_training, stack, trained)
         optimizer.step(trained, step)
     for leaf in stack.params.values():
         leaf.grad = None
     return {name: value.detach().reshape(-1) for name, value in losses.items()}
 
 
-def make_leaves(stack: Stack) -> Tensors:
+def make_leaves(stack: ClientStack) -> Tensors:
     """Return the leaves (B, ...) of a step. A single client's have no client axis: it would cost autograd a view a tensor."""
     if len(stack) > 1:
         return stack.params
@@ -226,16 +230,16 @@ def read_gradients(params: Tensors, leaves: Tensors) -> Tensors:
     return {name: value for name, value in params.items() if value.requires_grad}
 
 
-def adjust_gradients(work: LocalTraining, stack: Stack, trained: Tensors) -> None:
+def adjust_gradients(local_training: LocalTraining, stack: ClientStack, trained: Tensors) -> None:
     """Add the proximal term's gradient to those of ``trained``, then clip them for each client and model."""
     grads = {name: leaf.grad for name, leaf in trained.items() if leaf.grad is not None}
-    if work.proximal_weight:  # the gradient of mu/2 |w - W|^2
+    if local_training.proximal_weight:  # the gradient of mu/2 |w - W|^2
         for name, grad in grads.items():
             if (received := stack.received.get(f"model/{name}")) is not None:
-                grad.add_(trained[name] - received, alpha=work.proximal_weight)
-    if work.clip_norm is not None:
+                grad.add_(trained[name] - received, alpha=local_training.proximal_weight)
+    if local_training.clip_norm is not None:
         for prefix in {name.rpartition("/")[0] for name in grads}:  # each model of a client that trains several
-            clip([grad for name, grad in grads.items() if name.rpartition("/")[0] == prefix], work.clip_norm)
+            clip([grad for name, grad in grads.items() if name.rpartition("/")[0] == prefix], local_training.clip_norm)
 
 
 def part_of(name: str) -> str:
@@ -299,14 +303,16 @@ def clip(grads: list[Tensor], limit: float) -> None:
     square = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in grads]).sum(0)
     factor = (limit / (square.sqrt() + 1e-6)).clamp_max(1)
     for grad in grads:
-        grad.mul_(per_node(factor, grad))
+        grad.mul_(per_client(factor, grad))
 
 
-def check_params(stack: Stack, params: Tensors, parts: tuple[str, ...]) -> None:
+def check_params(stack: ClientStack, params: Tensors, parts: tuple[str, ...]) -> None:
     """Raise ``TypeError`` if ``train`` would train none of its params, or would write to tensors that other clients receive."""
     learning = [name for name in params if is_in(name, parts)]
     if not learning and (others := sorted({part_of(name) for name in params if "/" in name})):
         raise TypeError(f"train(params=...) holds '{others[0]}/...', which train(parts={parts!r}) does not name")
     given = {value.data_ptr() for value in stack.received.values()}
     if shared := [name for name in learning if params[name].data_ptr() in given]:
-        raise TypeError(f"train(params=...): {shared[0]} is what the node received, which other nodes receive too; clone it")
+        raise TypeError(
+            f"train(params=...): {shared[0]} is what the client received, which other clients receive too; clone it"
+        )

@@ -31,7 +31,9 @@ def cross_entropy(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
 def squared_distance(params: Tensors, others: Tensors) -> Tensor:
     """Compute ``|w - v|^2`` over the tensors v in ``others``, by name. Raises ``ValueError`` if there are none."""
     if not others:
-        raise ValueError("squared_distance has nothing to compare with: what train() takes as constants or frozen is empty")
+        raise ValueError(
+            "squared_distance has nothing to compare with: what train() takes as loss_inputs or reference_models is empty"
+        )
     return torch.stack([(params[name] - other).square().sum() for name, other in others.items()]).sum()
 
 

@@ -18,7 +18,9 @@ class Optimizer:
     ``state`` holds momenta (B, ...) by ``KIND/NAME``. A client's learning rate follows its own epoch.
     """
 
-    def __init__(self, work: LocalTraining, server_round: int, sizes: list[int], params: Tensors, kept: Tensors) -> None:
+    def __init__(
+        self, local_training: LocalTraining, server_round: int, sizes: list[int], params: Tensors, kept: Tensors
+    ) -> None:
         """Prepare to optimise ``params``.
 
         Args:
@@ -28,9 +30,11 @@ class Optimizer:
             params: Tensors (B, ...).
             kept: State of an earlier round to continue from, or empty.
         """
-        self.work, self.server_round = work, server_round
-        self.passes = [work.steps_per_pass(size) for size in sizes]
-        self.kinds = ("first", "second") if work.optimizer == "adam" else ("momentum",) if work.momentum else ()
+        self.local_training, self.server_round = local_training, server_round
+        self.passes = [local_training.steps_per_pass(size) for size in sizes]
+        self.kinds = (
+            ("first", "second") if local_training.optimizer == "adam" else ("momentum",) if local_training.momentum else ()
+        )
         self.state: Tensors = {}
         for kind in self.kinds:
             for name, value in params.items():
@@ -42,14 +46,14 @@ class Optimizer:
         """Move the first clients' ``params``, leaves (B, ...) with gradients. A leaf without a gradient stays."""
         names = [name for name, leaf in params.items() if leaf.grad is not None]
         count = len(next(iter(params.values())))
-        clocks = [(self.work.rate(self.server_round, step // self.passes[k]), self.taken[k]) for k in range(count)]
+        clocks = [(self.local_training.rate(self.server_round, step // self.passes[k]), self.taken[k]) for k in range(count)]
         for (rate, taken), same in groupby(range(count), clocks.__getitem__):
             rows = list(same)
             part = slice(rows[0], rows[-1] + 1)
             leaves = [params[name].detach()[part] for name in names]
             grads = [grad[part] for name in names if (grad := params[name].grad) is not None]
             state = [[self.state[f"{kind}/{name}"][part] for name in names] for kind in self.kinds]
-            if self.work.optimizer == "adam":
+            if self.local_training.optimizer == "adam":
                 self._adam(leaves, grads, state, rate, taken)
             else:
                 self._sgd(leaves, grads, state, rate)
@@ -61,8 +65,8 @@ class Optimizer:
             grads,
             list(state[0]) if state else [None] * len(leaves),
             lr=rate,
-            momentum=self.work.momentum,
-            weight_decay=self.work.weight_decay,
+            momentum=self.local_training.momentum,
+            weight_decay=self.local_training.weight_decay,
             dampening=0,
             nesterov=False,
             maximize=False,
@@ -84,7 +88,7 @@ class Optimizer:
             beta1=BETAS[0],
             beta2=BETAS[1],
             eps=EPSILON,
-            weight_decay=self.work.weight_decay,
+            weight_decay=self.local_training.weight_decay,
             amsgrad=False,
             maximize=False,
         )

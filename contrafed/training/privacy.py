@@ -15,7 +15,7 @@ PUBLIC_TENSOR = "proto/count"
 
 
 def made_private(
-    sent: Tensors, received: Tensors, how: local.Config | laplace.Config, seed: int, server_round: int, nodes: Sequence[int]
+    sent: Tensors, received: Tensors, how: local.Config | laplace.Config, seed: int, server_round: int, clients: Sequence[int]
 ) -> Tensors:
     """Add noise to an upload: to the change of the received tensors, and to prototypes.
 
@@ -28,7 +28,7 @@ def made_private(
         how: Settings of the noise.
         seed: The run's seed.
         server_round: The round.
-        nodes: Partition ids of the B clients.
+        clients: Partition ids of the B clients.
 
     Returns:
         The upload with noise, in the same shapes.
@@ -37,10 +37,10 @@ def made_private(
     base = {n: received[n] for n in updates if n.startswith("model/")}
     changes = {n: v - base[n] if n in base else v for n, v in updates.items()}
     out = dict(sent)
-    for n, v in _add_noise(changes, "clip_norm", how, seed, "update noise", server_round, nodes).items():
+    for n, v in _add_noise(changes, "clip_norm", how, seed, "update noise", server_round, clients).items():
         out[n] = base[n] + v if n in base else v
     tables = {PROTOTYPES: sent[PROTOTYPES]} if PROTOTYPES in sent else {}
-    return out | _add_noise(tables, "prototype_clip", how, seed, "prototype noise", server_round, nodes)
+    return out | _add_noise(tables, "prototype_clip", how, seed, "prototype noise", server_round, clients)
 
 
 def _add_noise(
@@ -50,7 +50,7 @@ def _add_noise(
     seed: int,
     purpose: str,
     server_round: int,
-    nodes: Sequence[int],
+    clients: Sequence[int],
 ) -> Tensors:
     """Clip and add noise. ``clip`` is the key of the clipping norm."""
     if not tensors:
@@ -61,5 +61,5 @@ def _add_noise(
     else:
         limit = getattr(how, clip)
         tensors, scale = clip_norms(tensors, limit), how.noise_multiplier * limit
-    rows = [noise({n: v[0] for n, v in tensors.items()}, how, seed, purpose, server_round, node) for node in nodes]
+    rows = [noise({n: v[0] for n, v in tensors.items()}, how, seed, purpose, server_round, client) for client in clients]
     return {n: v + scale * torch.stack([row[n] for row in rows]).to(v.dtype) for n, v in tensors.items()}

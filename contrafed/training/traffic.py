@@ -23,13 +23,13 @@ BYTES_PER_NUMBER = 4  # of a float32
 def get_formula(client_class: type[Client]) -> tuple[str, str] | None:
     """Return the symbols that a client receives and uploads, such as ("phi omega", "phi omega"), or None if it has no formula.
 
-    A client that overrides ``messages`` must set its own ``traffic``, because the inherited formula is for other messages.
+    A client that overrides ``message_spec`` must set its own ``traffic``, because the inherited formula is for other messages.
     """
     for cls in client_class.__mro__:
         if "traffic" in vars(cls):
             found: tuple[str, str] | None = vars(cls)["traffic"]
             return found
-        if "messages" in vars(cls):
+        if "message_spec" in vars(cls):
             break
     return None
 

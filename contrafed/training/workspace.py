@@ -10,7 +10,7 @@ from flwr.client import NumPyClient
 from torch import Tensor
 
 from contrafed.core import registry
-from contrafed.core.client_run import Choice, NodeRun
+from contrafed.core.client_run import Choice, ClientRun
 from contrafed.core.errors import UserError
 from contrafed.core.split_model import SplitModel, build_model
 from contrafed.data.federation import Federation, load_federation
@@ -48,7 +48,7 @@ class Workspace:
 
     def __init__(
         self,
-        run: NodeRun,
+        run: ClientRun,
         *,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
@@ -99,7 +99,7 @@ class Workspace:
         return self.y.index_select(0, index.reshape(-1)).reshape(index.shape)
 
 
-def make_model(run: NodeRun, federation: Federation) -> SplitModel:
+def make_model(run: ClientRun, federation: Federation) -> SplitModel:
     """Build the model for a federation's images. Its initial weights are drawn from the seed."""
     data = federation.data
     _, channels, height, width = data.x.shape
@@ -140,7 +140,7 @@ def workspace_for(settings: str, own: tuple[int, str] | None = None) -> Workspac
     """
     if settings in _installed:
         return _installed[settings]
-    run = NodeRun.from_json(settings)
+    run = ClientRun.from_json(settings)
     return Workspace(run, device=default_device(), federation=load_federation(run, own))
 
 

@@ -59,9 +59,9 @@ def method(name: str) -> Method:
     text = registry.choices("strategy")[name]
     title, _, line = text.partition(": ")
     values: Any = OmegaConf.to_container(compose_job([f"strategy={name}"]).strategy, resolve=True)
-    node, rule = choose("strategy", values), server_of(values)
-    fields = [[f for f in choice.config.__dataclass_fields__ if f != "local"] for choice in (node, rule)]
-    client, server = client_class_of(node), registry.only_subclass(rule.module, FederatedStrategy)
+    client_choice, rule = choose("strategy", values), server_of(values)
+    fields = [[f for f in choice.config.__dataclass_fields__ if f != "local"] for choice in (client_choice, rule)]
+    client, server = client_class_of(client_choice), registry.only_subclass(rule.module, FederatedStrategy)
     # The class whose file has the method's name, or the client for a client's variants.
     own = server if server.__module__.endswith(f".{name}") and not client.__module__.endswith(f".{name}") else client
     paper = client.papers_of_variants.get(name, vars(own).get("paper"))
@@ -99,13 +99,13 @@ def write_readme() -> None:
     path.write_text(LIST.sub(lambda _: readme_list(), path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def judged_by(client: type, rule: type, values: dict[str, Any]) -> str:
+def evaluated_by(client: type, rule: type, values: dict[str, Any]) -> str:
     """Return which models a method is evaluated by."""
     config = choose("strategy", values).config
     whole = set(client.shared_parts(config)) == set(PARTS)  # type: ignore[attr-defined]
     if client.own_model and whole and rule.has_global_model:  # type: ignore[attr-defined]
-        return "each node's own model, and the global one"
-    return "the global model" if whole and not client.own_model else "each node's own model"  # type: ignore[attr-defined]
+        return "each client's own model, and the global one"
+    return "the global model" if whole and not client.own_model else "each client's own model"  # type: ignore[attr-defined]
 
 
 def prose(docstring: str | None) -> str:
@@ -146,7 +146,7 @@ def comments(name: str) -> dict[str, str]:
     parents = [entry for entry in defaults if isinstance(entry, str) and "@" not in entry and not entry.startswith("_")]
     rule = method(name).rule_name
     servers = [f"server/{rule}"] if method(name).free else []
-    return keys_of([name, *parents, *servers, "_local", "_recipe"])
+    return keys_of([name, *parents, *servers, "_local", "_local_training"])
 
 
 def table(name: str, keys: list[str]) -> list[str]:
@@ -216,17 +216,17 @@ def page(name: str) -> str:
     local += sorted(key for key in keys_of([name]) if key.startswith("local.") and key not in local)
     local = [key for key in local if m.values["local"][key.removeprefix("local.")] is not None]
     lines = [f"# {m.title}", "", f"{m.line[:1].upper()}{m.line[1:]}.", "", f"**Paper.** {cite(m.paper)}", ""]
-    lines += [f"**Judged by** {judged_by(m.client, m.rule, m.values)}.", ""]
+    lines += [f"**Evaluated by** {evaluated_by(m.client, m.rule, m.values)}.", ""]
     lines += ["```bash", f"python main.py strategy={name} participation=markovian", "```", ""]
     lines += results.section(name)
-    node, rule = m.client.__module__.replace(".", "/"), m.rule.__module__.replace(".", "/")
-    lines += ["## What a node minimises", "", prose(m.client.__doc__), "", f"`{m.client.__name__}` in `{node}.py`.", ""]
+    client, rule = m.client.__module__.replace(".", "/"), m.rule.__module__.replace(".", "/")
+    lines += ["## What a client minimises", "", prose(m.client.__doc__), "", f"`{m.client.__name__}` in `{client}.py`.", ""]
     lines += table(name, m.client_fields) if m.client_fields else ["It has no keys of its own."]
     lines += ["", "## What the server does", "", prose(m.rule.__doc__), "", f"`{m.rule.__name__}` in `{rule}.py`."]
     if m.free:
         lines[-1] += f" This is `strategy.server={m.rule_name}`; any other rule over plain models can take its place."
     lines += ["", *table(name, m.rule_fields)] if m.rule_fields else []
-    lines += ["", "## Local work", "", "What its YAML sets; an experiment's recipe takes the place of it.", ""]
+    lines += ["", "## Local training", "", "What its YAML sets; an experiment's recipe takes the place of it.", ""]
     lines += table(name, local)
     if read := readings(m.title):
         lines += ["", "## How the paper is read", "", "\n\n".join(read)]
@@ -244,14 +244,14 @@ def index() -> str:
         f"{len(names())} methods, each a choice of `strategy=`. Where the last column says so, any server",
     ]
     lines += ["rule over plain models goes beside it as `strategy.server=`.", ""]
-    lines += ["| method | what it does | judged by | paper | other rules |", "| --- | --- | --- | --- | --- |"]
+    lines += ["| method | what it does | evaluated by | paper | other rules |", "| --- | --- | --- | --- | --- |"]
     for name in sorted(names(), key=lambda name: method(name).title.lower()):
         m = method(name)
         where = "" if m.paper is None else m.paper.where.split(", as ")[0]
         where = f"[{where}]({m.paper.url})" if m.paper is not None and m.paper.url else where
         line = re.sub(r" \([A-Z][^()]* \d{4}\)$", "", m.line)
-        judged, free = judged_by(m.client, m.rule, m.values), "yes" if m.free else ""
-        lines.append(f"| [{m.title}]({name}.md) `{name}` | {line} | {judged} | {where} | {free} |")
+        evaluated, free = evaluated_by(m.client, m.rule, m.values), "yes" if m.free else ""
+        lines.append(f"| [{m.title}]({name}.md) `{name}` | {line} | {evaluated} | {where} | {free} |")
     lines += ["", "Server rules by themselves, as `strategy.server=`:", "", "| rule | what it does |", "| --- | --- |"]
     lines += [f"| `{name}` | {text} |" for name, text in registry.choices("strategy/server").items()]
     return "\n".join([*lines, ""])

@@ -33,19 +33,19 @@ PARTICIPATION = {
     "markovian": ("markovian", *SPREAD), "cyclic": ("cyclic", *SPREAD), "arrival": ("arrival",), "trace": ("trace",),
     "loss": ("bernoulli", *SPREAD, "participation.loss_rate=0.3"),
 }  # fmt: skip
-NODES, ROUNDS = 40, 300
+CLIENTS, ROUNDS = 40, 300
 METHODS = {"fedavg": ("FedAvg", ORANGE), "fedau": ("FedAU", GREEN), "pmfl": ("PMFL", BLUE)}
 
 
 def class_counts(*overrides: str) -> np.ndarray:
     """Return training examples per client and class (K, C) of a configuration."""
-    return load_federation(check_config(compose_job(list(overrides))).node).partition.class_counts()
+    return load_federation(check_config(compose_job(list(overrides))).client).partition.class_counts()
 
 
 def draw_partitions() -> None:
     """Draw the classes of each client, a picture for each partition."""
     for name, more in PARTITIONS.items():
-        counts = class_counts(f"partition={name}", "num_nodes=20", *more)
+        counts = class_counts(f"partition={name}", "num_clients=20", *more)
         partition_figure(FIGURES / f"partition_{name}.png", counts)
 
 
@@ -53,8 +53,8 @@ def draw_participation() -> None:
     """Draw the available clients and their rates, a picture for each pattern. The trace has five time zones."""
     with tempfile.TemporaryDirectory() as folder:
         day = Path(folder) / "day.csv"
-        awake = [(node, r) for node in range(NODES) for r in range(1, 25) if (r + node // 8) % 24 < 8]
-        day.write_text("node,round,available\n" + "".join(f"{node},{r},1\n" for node, r in awake), encoding="utf-8")
+        awake = [(client, r) for client in range(CLIENTS) for r in range(1, 25) if (r + client // 8) % 24 < 8]
+        day.write_text("client,round,available\n" + "".join(f"{client},{r},1\n" for client, r in awake), encoding="utf-8")
         for name, (choice, *more) in PARTICIPATION.items():
             path = (f"participation.path={day}",) if choice == "trace" else ()
             draw_presence(name, f"participation={choice}", *more, *path)
@@ -64,25 +64,27 @@ def draw_presence(name: str, *overrides: str) -> None:
     """Draw clients by rounds, with lost replies in another colour, and each client's measured and expected rate."""
     from contrafed.data.participation import make_participation
 
-    ready = check_config(compose_job(["strategy=fedavg", f"num_nodes={NODES}", *overrides]))
-    partition = load_federation(ready.node).partition
-    pattern = make_participation(ready.participation, partition.class_proportions, NODES, ready.seed_of_federation)
-    cells = np.zeros((NODES, ROUNDS))
+    ready = check_config(compose_job(["strategy=fedavg", f"num_clients={CLIENTS}", *overrides]))
+    partition = load_federation(ready.client).partition
+    pattern = make_participation(ready.participation, partition.class_proportions, CLIENTS, ready.seed_of_federation)
+    cells = np.zeros((CLIENTS, ROUNDS))
     for r in range(1, ROUNDS + 1):
         here = pattern.participants(r)
-        cells[here, r - 1] = [2 if pattern.loses(r, node) else 1 for node in here.tolist()]
+        cells[here, r - 1] = [2 if pattern.loses(r, client) else 1 for client in here.tolist()]
     counted, expected = (cells == 1).mean(1), pattern.probability()
     figure: Any = Figure(figsize=(8.4, 3.6), dpi=130, layout="constrained")
     raster, rates = figure.subplots(1, 2, sharey=True, width_ratios=(3.4, 1))
     shown = np.ma.masked_equal(cells, 0)
-    extent = (0.5, ROUNDS + 0.5, NODES - 0.5, -0.5)
+    extent = (0.5, ROUNDS + 0.5, CLIENTS - 0.5, -0.5)
     raster.imshow(
         shown, aspect="auto", cmap=ListedColormap([BLUE, ORANGE]), vmin=1, vmax=2, extent=extent, interpolation="nearest"
     )
-    raster.set(xlabel="round" + (" (orange: the reply is lost)" if (cells == 2).any() else ""), ylabel="node")
-    rates.barh(np.arange(NODES), counted, height=0.8, color=BLUE, label=f"measured, mean {counted.mean():.3f}")
+    raster.set(xlabel="round" + (" (orange: the reply is lost)" if (cells == 2).any() else ""), ylabel="client")
+    rates.barh(np.arange(CLIENTS), counted, height=0.8, color=BLUE, label=f"measured, mean {counted.mean():.3f}")
     if expected is not None:
-        rates.plot(expected, np.arange(NODES), "|", color=ORANGE, markersize=6, label=f"in the long run, {expected.mean():.3f}")
+        rates.plot(
+            expected, np.arange(CLIENTS), "|", color=ORANGE, markersize=6, label=f"in the long run, {expected.mean():.3f}"
+        )
     rates.set(xlabel="share of rounds that count", xlim=(0, 1.03))
     figure.legend(*rates.get_legend_handles_labels(), frameon=False, loc="outside upper right", ncols=2, fontsize=9)
     for axes in (raster, rates):
@@ -106,11 +108,11 @@ def draw_home() -> None:
             shown = log[(log.scope == "global") & (log.split == "test") & (log.metric == "accuracy")]
             curves.plot(shown["round"], 100 * shown["value"], color=colour, label=label, linewidth=1.6)
         seen = pd.read_csv(Path(folder) / "pmfl" / "participants.csv")
-    counts = class_counts("num_nodes=50")
+    counts = class_counts("num_clients=50")
     holds.imshow(np.ma.masked_equal(counts, 0), aspect="auto", cmap="Blues", vmin=-10, interpolation="nearest")
-    holds.set(title="who holds what", xlabel="digit", ylabel="node")
+    holds.set(title="who holds what", xlabel="digit", ylabel="client")
     cells = np.zeros((len(counts), 300))
-    cells[seen["node"], seen["round"] - 1] = 1
+    cells[seen["client"], seen["round"] - 1] = 1
     there.imshow(cells, aspect="auto", cmap="Blues", vmax=1.2, interpolation="nearest", extent=(0.5, 300.5, 49.5, -0.5))
     there.set(title="who shows up", xlabel="round")
     curves.set(title="accuracy on test digits (%)", xlabel="round", xlim=(0, 300), ylim=(0, 100))

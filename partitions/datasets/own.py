@@ -26,7 +26,7 @@ class Config(Common):
 def check(config: Config, name: str) -> None:
     """Raise ``UserError`` for settings that contradict each other."""
     if config.num_classes is None:
-        raise UserError("dataset=own needs dataset.num_classes: no node alone knows how many classes there are")
+        raise UserError("dataset=own needs dataset.num_classes: no client alone knows how many classes there are")
     if config.channels == 2:
         raise UserError("dataset.channels must be 1 or 3, got 2")
     if config.normalize == "image_deviations":

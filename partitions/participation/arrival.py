@@ -36,9 +36,11 @@ class Config(Selection):
                 ):
                     raise UserError(f"{where} must be [ROUND, WHO], such as [100, 0.4] or [100, [3, 7]], got {pair!r}")
                 who = pair[1]
-                listed = isinstance(who, list | tuple) and len(who) > 0 and all(_is_whole(node) for node in who)
+                listed = isinstance(who, list | tuple) and len(who) > 0 and all(_is_whole(client) for client in who)
                 if not listed and not (isinstance(who, float) and 0 < who <= 1):
-                    raise UserError(f"{where}: who must be a share of all nodes above 0.0, at most 1.0, or a list, got {who!r}")
+                    raise UserError(
+                        f"{where}: who must be a share of all clients above 0.0, at most 1.0, or a list, got {who!r}"
+                    )
 
 
 class Arrival(Participation):
@@ -58,27 +60,29 @@ class Arrival(Participation):
         Raises:
             UserError: If an entry names clients that cannot join or leave.
         """
-        self.first = self._rounds("joins", np.ones(self.num_nodes, dtype=np.int64), np.zeros(self.num_nodes, dtype=np.int64))
-        self.left = self._rounds("leaves", np.full(self.num_nodes, NEVER_ROUND), self.first)
+        self.first = self._rounds(
+            "joins", np.ones(self.num_clients, dtype=np.int64), np.zeros(self.num_clients, dtype=np.int64)
+        )
+        self.left = self._rounds("leaves", np.full(self.num_clients, NEVER_ROUND), self.first)
 
     def _rounds(self, key: str, otherwise: np.ndarray, earliest: np.ndarray) -> np.ndarray:
         """Return the round of ``joins`` or ``leaves`` for each client (K,), with leaves after ``earliest`` (K,)."""
-        pairs, rounds, taken = getattr(self.config, key), otherwise.copy(), np.zeros(self.num_nodes, dtype=bool)
-        for where, node, when in self._iterate_listed_clients(key):
-            if not 0 <= node < self.num_nodes:
-                raise UserError(f"{where}: node {node} is not in 0..{self.num_nodes - 1}, the nodes that may train")
-            if taken[node]:
-                raise UserError(f"{where}: node {node} is there twice")
-            if when <= earliest[node]:
-                raise UserError(f"{where}: node {node} leaves in round {when}, but joins in round {earliest[node]}")
-            rounds[node], taken[node] = when, True
+        pairs, rounds, taken = getattr(self.config, key), otherwise.copy(), np.zeros(self.num_clients, dtype=bool)
+        for where, client, when in self._iterate_listed_clients(key):
+            if not 0 <= client < self.num_clients:
+                raise UserError(f"{where}: client {client} is not in 0..{self.num_clients - 1}, the clients that may train")
+            if taken[client]:
+                raise UserError(f"{where}: client {client} is there twice")
+            if when <= earliest[client]:
+                raise UserError(f"{where}: client {client} leaves in round {when}, but joins in round {earliest[client]}")
+            rounds[client], taken[client] = when, True
         for i, (when, share) in enumerate(pairs):
             if not isinstance(share, float):
                 continue
-            count, free = max(1, round(share * self.num_nodes)), np.flatnonzero(~taken & (earliest < when))
+            count, free = max(1, round(share * self.num_clients)), np.flatnonzero(~taken & (earliest < when))
             if count > len(free):
                 raise UserError(
-                    f"participation.{key}[{i}]: {count} nodes in round {when}, but only {len(free)} are left to draw"
+                    f"participation.{key}[{i}]: {count} clients in round {when}, but only {len(free)} are left to draw"
                 )
             drawn = generator(self.seed, f"arrival {key}", i).choice(free, count, replace=False)
             rounds[drawn], taken[drawn] = when, True
@@ -88,7 +92,7 @@ class Arrival(Participation):
         """Yield the entry, client and round of each listed client."""
         for i, (when, who) in enumerate(getattr(self.config, key)):
             if not isinstance(who, float):
-                yield from ((f"participation.{key}[{i}]", node, when) for node in who)
+                yield from ((f"participation.{key}[{i}]", client, when) for client in who)
 
     def available(self, server_round: int) -> np.ndarray:
         """Return a mask (K,) of the available clients."""

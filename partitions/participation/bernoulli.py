@@ -25,11 +25,11 @@ class Bernoulli(Participation):
 
     def prepare(self, class_proportions: Callable[[], np.ndarray]) -> None:
         """Draw the probabilities."""
-        self.probabilities = self.p = probabilities(self.config, class_proportions, self.num_nodes, self.seed)
+        self.probabilities = self.p = probabilities(self.config, class_proportions, self.num_clients, self.seed)
 
     def available(self, server_round: int) -> np.ndarray:
         """Return a mask (K,) of the available clients."""
-        return generator(self.seed, "availability", server_round - 1).random(self.num_nodes) < self.p
+        return generator(self.seed, "availability", server_round - 1).random(self.num_clients) < self.p
 
     def presence(self) -> np.ndarray:
         """Return p_k (K,)."""

@@ -41,7 +41,7 @@ class Cyclic(Participation):
 
     def prepare(self, class_proportions: Callable[[], np.ndarray]) -> None:
         """Draw the probabilities and the offsets."""
-        self.probabilities = probabilities(self.config, class_proportions, self.num_nodes, self.seed)
+        self.probabilities = probabilities(self.config, class_proportions, self.num_clients, self.seed)
         period = self.config.period
         if self.config.variant == "pmfl":
             # 100 * 0.07 exceeds 7 by rounding. The tolerance is relative, so that a tiny p_k keeps its one round.
@@ -50,7 +50,7 @@ class Cyclic(Participation):
         else:
             self.active = np.clip(np.rint(period * self.probabilities).astype(np.int64), 1, period - 1)
             first = period - self.active
-        self.offsets = generator(self.seed, "availability offsets").integers(0, first, self.num_nodes)
+        self.offsets = generator(self.seed, "availability offsets").integers(0, first, self.num_clients)
 
     def available(self, server_round: int) -> np.ndarray:
         """Return a mask (K,) of the available clients."""

@@ -34,13 +34,13 @@ class Markovian(Participation):
 
     def prepare(self, class_proportions: Callable[[], np.ndarray]) -> None:
         """Draw the probabilities and compute the transitions."""
-        self.probabilities = self.p = probabilities(self.config, class_proportions, self.num_nodes, self.seed)
+        self.probabilities = self.p = probabilities(self.config, class_proportions, self.num_clients, self.seed)
         self.p01, self.p10 = transitions(self.p, self.config.p01, self.config.chain)
         self._restart()
 
     def _restart(self) -> None:
         rng = generator(self.seed, "availability start")
-        self._round, self._state = 0, rng.random(self.num_nodes) < self.p
+        self._round, self._state = 0, rng.random(self.num_clients) < self.p
 
     def available(self, server_round: int) -> np.ndarray:
         """Return a mask (K,) of the available clients.
@@ -50,7 +50,7 @@ class Markovian(Participation):
         if server_round < self._round:
             self._restart()
         while self._round < server_round:
-            draw = generator(self.seed, "availability", self._round).random(self.num_nodes)
+            draw = generator(self.seed, "availability", self._round).random(self.num_clients)
             self._state = np.where(self._state, draw >= self.p10, draw < self.p01)
             self._round += 1
         return self._state.copy()

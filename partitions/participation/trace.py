@@ -11,7 +11,7 @@ import numpy as np
 from contrafed.core.errors import UserError
 from contrafed.data.participation import Participation, Selection
 
-COLUMNS = ("node", "round", "available")
+COLUMNS = ("client", "round", "available")
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class Config(Selection):
     def __post_init__(self) -> None:
         """Raise ``UserError`` if there is no such file."""
         if self.path is None:
-            raise UserError("participation.path is null; a trace needs a CSV or parquet file of node, round, available")
+            raise UserError("participation.path is null; a trace needs a CSV or parquet file of client, round, available")
         if not Path(self.path).expanduser().is_file():
             raise UserError(f"participation.path: there is no file {self.path}")
 
 
 class Trace(Participation):
-    """Read the availability from columns ``node`` (from 0), ``round`` (from 1) and ``available`` (0 or 1).
+    """Read the availability from columns ``client`` (from 0), ``round`` (from 1) and ``available`` (0 or 1).
 
     A pair of client and round that is not listed is unavailable. The trace is as long as its largest round. After that it
     starts again with ``repeat``. Otherwise no client is available.
@@ -46,24 +46,24 @@ class Trace(Participation):
         """
         path = Path(self.config.path).expanduser()
         columns = _read(path)
-        node, when, here = (_whole(path, name, columns[name]) for name in COLUMNS)
-        _within(path, "node", node, 0, self.num_nodes - 1, f"in 0..{self.num_nodes - 1}, the nodes that may train")
+        client, when, here = (_whole(path, name, columns[name]) for name in COLUMNS)
+        _within(path, "client", client, 0, self.num_clients - 1, f"in 0..{self.num_clients - 1}, the clients that may train")
         _within(path, "round", when, 1, None, "at least 1")
         _within(path, "available", here, 0, 1, "0 or 1")
-        order = np.lexsort((node, when))
-        node, when, here = node[order], when[order], here[order] == 1
-        twice = np.flatnonzero((np.diff(node) == 0) & (np.diff(when) == 0))
+        order = np.lexsort((client, when))
+        client, when, here = client[order], when[order], here[order] == 1
+        twice = np.flatnonzero((np.diff(client) == 0) & (np.diff(when) == 0))
         if len(twice):
-            raise UserError(f"{path} lists node {node[twice[0]]} in round {when[twice[0]]} more than once")
-        self._nodes, self._rounds = node[here], when[here]
+            raise UserError(f"{path} lists client {client[twice[0]]} in round {when[twice[0]]} more than once")
+        self._clients, self._rounds = client[here], when[here]
         self._length = int(when[-1])
 
     def available(self, server_round: int) -> np.ndarray:
         """Return a mask (K,) of the available clients."""
         when = (server_round - 1) % self._length + 1 if self.config.repeat else server_round
         first, last = np.searchsorted(self._rounds, [when, when + 1])
-        mask = np.zeros(self.num_nodes, dtype=bool)
-        mask[self._nodes[first:last]] = True
+        mask = np.zeros(self.num_clients, dtype=bool)
+        mask[self._clients[first:last]] = True
         return mask
 
 

@@ -26,10 +26,10 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
     Each client in turn draws q ~ Dir(alpha 1_C). It then draws its examples without replacement from those left. Each is
     weighted by q of its class. The last clients get the remaining examples.
     """
-    size = len(draw.y) // draw.num_nodes
+    size = len(draw.y) // draw.num_clients
     left = np.arange(len(draw.y))
     parts = []
-    for _ in range(draw.num_nodes):
+    for _ in range(draw.num_clients):
         q = draw.rng.dirichlet(np.full(draw.num_classes, config.alpha))
         # The n smallest E_i / q_i with exponential E_i are such a weighted draw. Logarithms allow a tiny q.
         keys = np.log(draw.rng.exponential(size=len(left))) - np.log(np.maximum(q, 1e-300))[draw.y[left]]

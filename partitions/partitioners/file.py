@@ -19,7 +19,7 @@ class Config(Common):
     path: str | None
 
 
-def explicit(config: Config, test: np.ndarray, num_nodes: int) -> tuple[list[np.ndarray], list[np.ndarray] | None]:
+def explicit(config: Config, test: np.ndarray, num_clients: int) -> tuple[list[np.ndarray], list[np.ndarray] | None]:
     """Return each client's indices into the whole data set, and its test part if the file has one.
 
     The file holds a JSON list of index lists, or a dictionary from client to index list in JSON or as Python text. It may also
@@ -28,7 +28,7 @@ def explicit(config: Config, test: np.ndarray, num_nodes: int) -> tuple[list[np.
     Args:
         config: Settings of the partition.
         test: Mask (N,) of the central test split, to which no index may point.
-        num_nodes: Number of clients.
+        num_clients: Number of clients.
 
     Raises:
         UserError: If the file is not valid.
@@ -46,8 +46,8 @@ def explicit(config: Config, test: np.ndarray, num_nodes: int) -> tuple[list[np.
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
             raise UserError(f"partition.path: {path} holds neither JSON nor a Python dictionary") from error
     parts = found if isinstance(found, dict) and set(found) == {"train", "test"} else {"train": found}
-    lists = {name: _lists(value, path, num_nodes) for name, value in parts.items()}
-    every = np.concatenate([part for node_parts in lists.values() for part in node_parts])
+    lists = {name: _lists(value, path, num_clients) for name, value in parts.items()}
+    every = np.concatenate([part for client_parts in lists.values() for part in client_parts])
     if len(every) and (every.min() < 0 or every.max() >= len(test)):
         raise UserError(f"{path}: indices must be in 0..{len(test) - 1}, found {every.min()}..{every.max()}")
     if len(np.unique(every)) != len(every):
@@ -60,19 +60,19 @@ def explicit(config: Config, test: np.ndarray, num_nodes: int) -> tuple[list[np.
     return lists["train"], lists.get("test")
 
 
-def _lists(found: Any, path: Path, num_nodes: int) -> list[np.ndarray]:
+def _lists(found: Any, path: Path, num_clients: int) -> list[np.ndarray]:
     if isinstance(found, dict):
         try:
-            nodes = {int(key): part for key, part in found.items()}
+            clients = {int(key): part for key, part in found.items()}
         except (TypeError, ValueError) as error:
-            raise UserError(f"{path}: the keys of the dictionary must be node numbers") from error
-        if set(nodes) != set(range(len(found))):
-            raise UserError(f"{path}: the keys of the dictionary must be the node numbers 0 to {len(found) - 1}, each once")
-        found = [nodes[node] for node in range(len(found))]
+            raise UserError(f"{path}: the keys of the dictionary must be client numbers") from error
+        if set(clients) != set(range(len(found))):
+            raise UserError(f"{path}: the keys of the dictionary must be the client numbers 0 to {len(found) - 1}, each once")
+        found = [clients[client] for client in range(len(found))]
     if not isinstance(found, list) or not all(isinstance(part, list | tuple) for part in found):
-        raise UserError(f"{path} must hold a list of index lists, one per node")
-    if len(found) != num_nodes:
-        raise UserError(f"{path} has {len(found)} nodes, num_nodes={num_nodes}")
+        raise UserError(f"{path} must hold a list of index lists, one per client")
+    if len(found) != num_clients:
+        raise UserError(f"{path} has {len(found)} clients, num_clients={num_clients}")
     # Compare the type, because true and false are instances of int.
     odd = next((index for part in found for index in part if type(index) is not int or abs(index) >= 2**63), None)
     if odd is not None:

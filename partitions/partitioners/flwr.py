@@ -41,7 +41,7 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
         columns["owner"] = draw.owner[order]
     made = getattr(flwr_datasets.partitioner, config.partitioner)
     ours: dict[str, Any] = {
-        "num_partitions": draw.num_nodes,
+        "num_partitions": draw.num_clients,
         "partition_by": "owner" if "NaturalId" in config.partitioner else "label",
         "seed": int(draw.rng.integers(2**31)),
     }
@@ -55,7 +55,7 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
             partitioner = made(**arguments)
             partitioner.dataset = datasets.Dataset.from_dict(columns)
             count = partitioner.num_partitions
-            if count == draw.num_nodes:
+            if count == draw.num_clients:
                 return [np.asarray(partitioner.load_partition(k)["example"][:], dtype=np.int64) for k in range(count)]
         except (ValueError, TypeError, KeyError, IndexError) as error:
             said = [str(warning.message).partition(". ")[0] for warning in warned[-1:]]
@@ -63,4 +63,4 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
             raise UserError(
                 f"partition.partitioner={config.partitioner} with partition.arguments={config.arguments}: {what}"
             ) from error
-    raise UserError(f"partition.partitioner={config.partitioner} makes {count} parts: set num_nodes={count}")
+    raise UserError(f"partition.partitioner={config.partitioner} makes {count} parts: set num_clients={count}")

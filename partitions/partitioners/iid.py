@@ -14,7 +14,7 @@ class Config(Common):
 
 def split(config: Config, draw: Draw) -> list[np.ndarray]:
     """Return K parts whose sizes differ by at most one."""
-    return np.array_split(draw.rng.permutation(len(draw.y)), draw.num_nodes)
+    return np.array_split(draw.rng.permutation(len(draw.y)), draw.num_clients)
 
 
 # Another draw cannot make a client larger.

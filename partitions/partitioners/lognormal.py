@@ -14,7 +14,7 @@ from contrafed.data.partition import Common, Draw
 class Config(Common):
     """Settings of the partition."""
 
-    classes_per_node: Annotated[int, Range(ge=1)]
+    classes_per_client: Annotated[int, Range(ge=1)]
     mean_size: Annotated[float, Range(gt=0)]
     sigma: Annotated[float, Range(ge=0)]
 
@@ -30,19 +30,19 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
 
     Source: MpFedcon, FEMNIST.
     """
-    classes, each = draw.num_classes, config.classes_per_node
+    classes, each = draw.num_classes, config.classes_per_client
     if each > classes:
-        raise UserError(f"partition.classes_per_node={each} is more than the {classes} classes of the data set")
+        raise UserError(f"partition.classes_per_client={each} is more than the {classes} classes of the data set")
     mu = np.log(config.mean_size) - config.sigma**2 / 2  # then the mean, not the median, is mean_size
-    sizes = draw.rng.lognormal(mu, config.sigma, draw.num_nodes)
-    wants = np.zeros((draw.num_nodes, classes))
+    sizes = draw.rng.lognormal(mu, config.sigma, draw.num_clients)
+    wants = np.zeros((draw.num_clients, classes))
     for row, size in enumerate(sizes):
         wants[row, draw.rng.choice(classes, each, replace=False)] = size / each
-    parts: list[list[np.ndarray]] = [[] for _ in range(draw.num_nodes)]
+    parts: list[list[np.ndarray]] = [[] for _ in range(draw.num_clients)]
     for label, examples in enumerate(draw.by_class()):
         want = wants[:, label]
         total = want.sum()
         ends = np.rint(np.cumsum(want) * min(1.0, len(examples) / total if total else 0.0)).astype(np.int64)
-        for node in np.flatnonzero(want).tolist():
-            parts[node].append(examples[ends[node - 1] if node else 0 : ends[node]])
+        for client in np.flatnonzero(want).tolist():
+            parts[client].append(examples[ends[client - 1] if client else 0 : ends[client]])
     return [np.concatenate(part) for part in parts]

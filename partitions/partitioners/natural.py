@@ -14,7 +14,7 @@ class Config(Common):
 
 
 def split(config: Config, draw: Draw) -> list[np.ndarray]:
-    """Return the examples of ``num_nodes`` random owners.
+    """Return the examples of ``num_clients`` random owners.
 
     Raises:
         UserError: If the data have no owners, or too few.
@@ -22,9 +22,9 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
     if draw.owner is None:
         raise UserError("partition=natural needs data that say who each example comes from, such as dataset=femnist, not drawn")
     owners = np.unique(draw.owner)
-    if draw.num_nodes > len(owners):
-        raise UserError(f"num_nodes={draw.num_nodes} is more than the {len(owners)} natural nodes of the data set")
-    chosen = draw.rng.choice(owners, draw.num_nodes, replace=False)
+    if draw.num_clients > len(owners):
+        raise UserError(f"num_clients={draw.num_clients} is more than the {len(owners)} natural clients of the data set")
+    chosen = draw.rng.choice(owners, draw.num_clients, replace=False)
     order = np.argsort(draw.owner, kind="stable")
     starts = np.searchsorted(draw.owner[order], chosen, side="left")
     ends = np.searchsorted(draw.owner[order], chosen, side="right")

@@ -20,10 +20,10 @@ class Config(Common):
 OWN = True
 
 
-def explicit(config: Config, test: np.ndarray, num_nodes: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def explicit(config: Config, test: np.ndarray, num_clients: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Return empty index arrays for the train and test parts of every client.
 
     ``test`` (N,) marks the server's own examples.
     """
-    nothing = [np.zeros(0, dtype=np.int64)] * num_nodes
+    nothing = [np.zeros(0, dtype=np.int64)] * num_clients
     return nothing, nothing

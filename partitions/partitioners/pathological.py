@@ -14,7 +14,7 @@ from contrafed.data.partition import Common, Draw
 class Config(Common):
     """Settings of the partition."""
 
-    classes_per_node: Annotated[int, Range(ge=1)]
+    classes_per_client: Annotated[int, Range(ge=1)]
     scheme: Literal["classes", "shards"]
     pieces: Literal["equal", "random"]
     distinct: bool
@@ -30,25 +30,25 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
     Raises:
         UserError: If no such partition exists.
     """
-    wanted, classes, nodes = config.classes_per_node, draw.num_classes, draw.num_nodes
+    wanted, classes, clients = config.classes_per_client, draw.num_classes, draw.num_clients
     if wanted > classes:
-        raise UserError(f"partition.classes_per_node={wanted} is more than the {classes} classes of the data set")
-    if wanted * nodes < classes:
+        raise UserError(f"partition.classes_per_client={wanted} is more than the {classes} classes of the data set")
+    if wanted * clients < classes:
         raise UserError(
-            f"{nodes} nodes of {wanted} classes hold at most {wanted * nodes} of the {classes} classes; "
-            "raise num_nodes or partition.classes_per_node"
+            f"{clients} clients of {wanted} classes hold at most {wanted * clients} of the {classes} classes; "
+            "raise num_clients or partition.classes_per_client"
         )
     return _classes(config, draw) if config.scheme == "classes" else _shards(config, draw)
 
 
 def _classes(config: Config, draw: Draw) -> list[np.ndarray]:
     """Deal class by class to the first ceil(K S / C) clients with room, in equal or random pieces."""
-    nodes, classes = draw.num_nodes, draw.num_classes
-    room = np.full(nodes, config.classes_per_node)
-    pieces: list[list[np.ndarray]] = [[] for _ in range(nodes)]
+    clients, classes = draw.num_clients, draw.num_classes
+    room = np.full(clients, config.classes_per_client)
+    pieces: list[list[np.ndarray]] = [[] for _ in range(clients)]
     for label, examples in enumerate(draw.by_class()):
         # Leave room for one holder of each later class.
-        holders = min(-(-nodes * config.classes_per_node // classes), int(room.sum()) - (classes - label - 1))
+        holders = min(-(-clients * config.classes_per_client // classes), int(room.sum()) - (classes - label - 1))
         takers = np.flatnonzero(room > 0)[:holders]
         room[takers] -= 1
         if config.pieces == "equal":
@@ -67,21 +67,21 @@ def _shards(config: Config, draw: Draw) -> list[np.ndarray]:
 
     Unless ``distinct``, a client may draw a class twice.
     """
-    nodes, classes, each = draw.num_nodes, draw.num_classes, config.classes_per_node
+    clients, classes, each = draw.num_clients, draw.num_classes, config.classes_per_client
     # If K S / C is not whole, the first classes in a random order have one shard more.
-    shards = np.full(classes, nodes * each // classes)
-    shards[draw.rng.permutation(classes)[: nodes * each % classes]] += 1
+    shards = np.full(classes, clients * each // classes)
+    shards[draw.rng.permutation(classes)[: clients * each % classes]] += 1
     if config.distinct:
-        room = np.full(nodes, each)
-        dealt: list[list[int]] = [[] for _ in range(nodes)]
+        room = np.full(clients, each)
+        dealt: list[list[int]] = [[] for _ in range(clients)]
         for label in sorted(draw.rng.permutation(classes), key=lambda c: -shards[c]):
             # Deal to the clients with most room, ties at random. Then every class finds clients with room.
-            order = np.lexsort((draw.rng.random(nodes), -room))[: shards[label]]
+            order = np.lexsort((draw.rng.random(clients), -room))[: shards[label]]
             room[order] -= 1
-            for node in order:
-                dealt[node].append(int(label))
+            for client in order:
+                dealt[client].append(int(label))
     else:
         labels = draw.rng.permutation(np.repeat(np.arange(classes), shards))
-        dealt = labels.reshape(nodes, each).tolist()
+        dealt = labels.reshape(clients, each).tolist()
     stacks = [list(np.array_split(examples, max(n, 1))) for examples, n in zip(draw.by_class(), shards, strict=True)]
     return [np.concatenate([stacks[label].pop() for label in labels]) for labels in dealt]

@@ -18,7 +18,7 @@ CHUNK_CLIENTS = 256
 class Config(Common):
     """Settings of the partition."""
 
-    examples_per_node: Annotated[int, Range(ge=1)]
+    examples_per_client: Annotated[int, Range(ge=1)]
     alpha: Annotated[float, Range(gt=0)] | None
 
 
@@ -31,8 +31,8 @@ class SampledPartition(Partition):
     Source: this project's design, from no paper.
     """
 
-    def __init__(self, config: Config, y: np.ndarray, pool: np.ndarray, num_classes: int, num_nodes: int, seed: int) -> None:
-        self.num_nodes, self.num_classes = num_nodes, num_classes
+    def __init__(self, config: Config, y: np.ndarray, pool: np.ndarray, num_classes: int, num_clients: int, seed: int) -> None:
+        self.num_clients, self.num_classes = num_clients, num_classes
         self.config, self.seed = config, seed
         self._by_class = pool[np.argsort(y[pool], kind="stable")]
         self._available = np.bincount(y[pool], minlength=num_classes)
@@ -42,36 +42,36 @@ class SampledPartition(Partition):
     @property
     def sizes(self) -> np.ndarray:
         """Equal numbers of training examples per client (K,), without using memory."""
-        return np.broadcast_to(np.int64(self.config.examples_per_node), self.num_nodes)
+        return np.broadcast_to(np.int64(self.config.examples_per_client), self.num_clients)
 
     @property
     def test_sizes(self) -> np.ndarray:
         """Numbers of examples in the clients' own test parts (K,), all zero."""
-        return np.broadcast_to(np.int64(0), self.num_nodes)
+        return np.broadcast_to(np.int64(0), self.num_clients)
 
-    def train(self, node: int) -> np.ndarray:
+    def train(self, client: int) -> np.ndarray:
         """Draw a client's examples with replacement, as int64 indices in order of class."""
-        labels = np.repeat(np.arange(self.num_classes), self._chunk_counts(node // CHUNK_CLIENTS)[node % CHUNK_CLIENTS])
-        rng = generator(self.seed, "partition sampled", 0, node)
+        labels = np.repeat(np.arange(self.num_classes), self._chunk_counts(client // CHUNK_CLIENTS)[client % CHUNK_CLIENTS])
+        rng = generator(self.seed, "partition sampled", 0, client)
         return self._by_class[self._starts[labels] + rng.integers(0, self._available[labels])]
 
-    def test(self, node: int) -> np.ndarray:
+    def test(self, client: int) -> np.ndarray:
         """Return an empty array."""
         return np.zeros(0, dtype=np.int64)
 
     @cached_property
     def _counts(self) -> np.ndarray:
-        return np.concatenate([self._chunk_counts(chunk) for chunk in range(self._chunks)])[: self.num_nodes]
+        return np.concatenate([self._chunk_counts(chunk) for chunk in range(self._chunks)])[: self.num_clients]
 
     def class_proportions(self) -> np.ndarray:
         """Return the class distribution q from which each client draws (K, C), not the proportions of its draw."""
         if self.config.alpha is None:
-            return np.broadcast_to(self._balance, (self.num_nodes, self.num_classes))
-        return np.concatenate([self._chunk_q(chunk) for chunk in range(self._chunks)])[: self.num_nodes]
+            return np.broadcast_to(self._balance, (self.num_clients, self.num_classes))
+        return np.concatenate([self._chunk_q(chunk) for chunk in range(self._chunks)])[: self.num_clients]
 
     @property
     def _chunks(self) -> int:
-        return -(-self.num_nodes // CHUNK_CLIENTS)
+        return -(-self.num_clients // CHUNK_CLIENTS)
 
     def _chunk_q(self, chunk: int) -> np.ndarray:
         """Return q (CHUNK, C) ~ Dir(alpha 1_C) over the existing classes, or the balance of the data set."""
@@ -88,11 +88,11 @@ class SampledPartition(Partition):
         # The last class gets the rounding error, so existing classes come last.
         order = np.argsort(self._available > 0, kind="stable")
         counts = np.zeros((CHUNK_CLIENTS, self.num_classes), dtype=np.int64)
-        counts[:, order] = rng.multinomial(self.config.examples_per_node, self._chunk_q(chunk)[:, order])
+        counts[:, order] = rng.multinomial(self.config.examples_per_client, self._chunk_q(chunk)[:, order])
         return counts
 
 
-def lazy(config: Config, y: np.ndarray, pool: np.ndarray, num_classes: int, num_nodes: int, seed: int) -> SampledPartition:
+def lazy(config: Config, y: np.ndarray, pool: np.ndarray, num_classes: int, num_clients: int, seed: int) -> SampledPartition:
     """Return the partition without drawing examples yet.
 
     Args:
@@ -100,7 +100,7 @@ def lazy(config: Config, y: np.ndarray, pool: np.ndarray, num_classes: int, num_
         y: Labels (N,).
         pool: Indices (n,) of the training examples.
         num_classes: Number of classes.
-        num_nodes: Number of clients.
+        num_clients: Number of clients.
         seed: The run's seed.
     """
-    return SampledPartition(config, y, pool, num_classes, num_nodes, seed)
+    return SampledPartition(config, y, pool, num_classes, num_clients, seed)

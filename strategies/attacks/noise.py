@@ -25,9 +25,9 @@ class Noise(Attack):
     models, and for early and late rounds.
     """
 
-    def one(self, change: Tensors, server_round: int, node: int) -> Tensors:
+    def one(self, change: Tensors, server_round: int, client: int) -> Tensors:
         """Return the update with noise that seed, round and client determine."""
-        draw, noisy = torch_generator(self.seed, "attack noise", server_round, node), Tensors()
+        draw, noisy = torch_generator(self.seed, "attack noise", server_round, client), Tensors()
         for name, tensor in sorted(change.items()):
             noise = torch.randn(tensor.shape, generator=draw, dtype=torch.float64).to(tensor)
             rms = float(tensor.double().square().nanmean().sqrt())

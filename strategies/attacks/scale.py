@@ -18,6 +18,6 @@ class Config(Attackers):
 class Scale(Attack):
     """Replace an update by Delta' = factor Delta, prototypes likewise."""
 
-    def one(self, change: Tensors, server_round: int, node: int) -> Tensors:
+    def one(self, change: Tensors, server_round: int, client: int) -> Tensors:
         """Return the longer update."""
         return {name: self.config.factor * tensor for name, tensor in change.items()}

@@ -18,6 +18,6 @@ class Config(Attackers):
 class SignFlip(Attack):
     """Replace an update by Delta' = -factor Delta, prototypes likewise."""
 
-    def one(self, change: Tensors, server_round: int, node: int) -> Tensors:
+    def one(self, change: Tensors, server_round: int, client: int) -> Tensors:
         """Return the reversed update."""
         return {name: -self.config.factor * tensor for name, tensor in change.items()}

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from rig import (
+from helpers import (
     Schedule,
     Vector,
     config_of,
@@ -23,7 +23,7 @@ from contrafed.data.federation import Federation
 from contrafed.data.partition import Partition
 from contrafed.engines.grid import LocalGrid
 from contrafed.server.base import Population, Replies, Reply, strategy_class_of
-from contrafed.training.base import Batch, Stack
+from contrafed.training.base import Batch, ClientStack
 from contrafed.training.workspace import client_class_of
 
 # Participants of the golden runs, with clients counted from 0.
@@ -103,35 +103,35 @@ ROUNDS = [[0, 1, 2, 3], [1, 3, 4, 5], [0, 1, 6, 7]]
 
 def client_of(name, **changes):
     """Return a client whose representation of every image is its two parameters."""
-    settings = config_of("num_nodes=1") | {"strategy": strategy_settings(name, **changes)}
+    settings = config_of("num_clients=1") | {"strategy": strategy_settings(name, **changes)}
     workspace = scalar_workspace(settings, Vector([1.0, 0.0]), targets=(1,))
     return workspace.client_class(workspace, [0])
 
 
-def losses_of(client, now, y=0, **constants):
+def losses_of(client, now, y=0, **loss_inputs):
     """Return the losses of one example at the two parameters ``now`` with the given loss inputs, and the parameters."""
     w = torch.tensor(now, dtype=torch.float64, requires_grad=True)
     one = torch.ones(1, dtype=torch.float64)
     batch = Batch(torch.ones(1, 1, 1, 1, dtype=torch.float64), torch.tensor([y]), one, one)
-    tensors = {n: v if isinstance(v, Features) else torch.as_tensor(v, dtype=torch.float64) for n, v in constants.items()}
+    tensors = {n: v if isinstance(v, Features) else torch.as_tensor(v, dtype=torch.float64) for n, v in loss_inputs.items()}
     return client.loss({"classifier.w": w}, batch, tensors), w
 
 
-def class_losses(name, w, y=0, changes=None, **constants):
+def class_losses(name, w, y=0, changes=None, **loss_inputs):
     """Return the same as ``losses_of`` with cross-entropy, for one example whose logits are the numbers of ``w``."""
-    settings = config_of("num_nodes=1") | {"strategy": strategy_settings(name, **changes or {})}
+    settings = config_of("num_clients=1") | {"strategy": strategy_settings(name, **changes or {})}
     data = with_images(torch.zeros(1, 1, 1, 1, dtype=torch.uint8), [y], num_classes=len(w))
     federation = Federation(data, Partition([np.arange(1)], [np.arange(0)], data.y.numpy(), len(w)))
     workspace = workspace_of(settings, dtype=torch.float64, federation=federation, model=Vector(w))
-    return losses_of(workspace.client_class(workspace, [0]), w, y, **constants)
+    return losses_of(workspace.client_class(workspace, [0]), w, y, **loss_inputs)
 
 
-def prototypes_of(workspace, nodes):
+def prototypes_of(workspace, clients):
     """Clients' class means and counts under the initial model."""
-    client = workspace.client_class(workspace, nodes)
-    params = {n: v.expand(len(nodes), *v.shape) for n, v in workspace.initial.items()}
-    examples = [workspace.federation.partition.train(node) for node in nodes]
-    return tuple(client.prototypes(Stack(nodes, examples, 1, params, {}, {})).values())
+    client = workspace.client_class(workspace, clients)
+    params = {n: v.expand(len(clients), *v.shape) for n, v in workspace.initial.items()}
+    examples = [workspace.federation.partition.train(client) for client in clients]
+    return tuple(client.prototypes(ClientStack(clients, examples, 1, params, {}, {})).values())
 
 
 # --------------------------------------------------------------------------------------------------------------- a strategy
@@ -142,13 +142,13 @@ def rule_of(name, sizes=(1,), down=None, **changes):
     settings = strategy_settings(name, **changes)
     server = server_of(settings)
     down = {"model/w": (1,)} | (down or {})
-    node = choose("strategy", settings)
-    client = SimpleNamespace(messages=lambda model, config: (down, down), is_personal=lambda config: False)
-    client.solver = client_class_of(node).solver
+    chosen = choose("strategy", settings)
+    client = SimpleNamespace(message_spec=lambda model, config: (down, down), is_personal=lambda config: False)
+    client.upload_training = client_class_of(chosen).upload_training
     return strategy_class_of(server)(
         server.config,
         client_class=client,
-        node_config=node.config,
+        client_config=chosen.config,
         model=torch.nn.Module(),
         population=Population(np.array(sizes), np.arange(1000, 1000 + len(sizes))),
         participation=Schedule([]),
@@ -167,7 +167,7 @@ def path(strategy, updates, start=0.0):
     for update in updates:
         begin = strategy.broadcast(model)
         deltas = {} if update is None else update if isinstance(update, dict) else {0: update}
-        replies = [Reply(node, {"model/w": begin["model/w"] + delta}, 1, {}, begin) for node, delta in deltas.items()]
+        replies = [Reply(client, {"model/w": begin["model/w"] + delta}, 1, {}, begin) for client, delta in deltas.items()]
         model = model | strategy.next_model(model, Replies(replies))
         models.append(float(model["w"]))
         sent.append(float(strategy.broadcast(model)["model/w"]))
@@ -180,21 +180,23 @@ def path(strategy, updates, start=0.0):
 def golden_memory(name, rounds, **changes):
     """Return the client states after a run of the golden problem, by client."""
     local = {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1} | changes.pop("local", {})
-    settings = config_of("num_nodes=3") | {"strategy": strategy_settings(name, local=local, **changes)}
+    settings = config_of("num_clients=3") | {"strategy": strategy_settings(name, local=local, **changes)}
     model = Vector([2.0, 2.0])  # the loss is the first parameter's alone
     model.encoder = torch.nn.Flatten()
     grid = LocalGrid(3, 1)
     run_strategy(scalar_workspace(settings, model), settings, Schedule(rounds), len(rounds), grid=grid)
-    return {node - 1000: grid.memory.get(node) for node in grid.memory}
+    return {client - 1000: grid.client_states.get(client) for client in grid.client_states}
 
 
-def whole(name, schedule=ROUNDS, stack_size=1, nodes=8, **changes):
+def whole(name, schedule=ROUNDS, stack_size=1, clients=8, **changes):
     """Run on digits, and return (global model, every client's state, the strategy)."""
-    config = config_of(f"strategy={name}", f"num_nodes={nodes}", "model=mlp", "model.hidden=[12]", "model.projection=[9]")
+    config = config_of(f"strategy={name}", f"num_clients={clients}", "model=mlp", "model.hidden=[12]", "model.projection=[9]")
     config["strategy"] = strategy_settings(name, **{**changes, "local": EPOCH | changes.get("local", {})})
-    grid, workspace = LocalGrid(nodes, stack_size), workspace_of(config, dtype=torch.float64)
+    grid, workspace = LocalGrid(clients, stack_size), workspace_of(config, dtype=torch.float64)
     models, strategy = run_strategy(workspace, config, Schedule(schedule), len(schedule), grid=grid)
-    memory = {f"{node}/{name}": tensor for node in grid.memory for name, tensor in grid.memory.get(node).items()}
+    memory = {
+        f"{client}/{name}": tensor for client in grid.client_states for name, tensor in grid.client_states.get(client).items()
+    }
     return models[-1], memory, strategy
 
 
@@ -206,7 +208,7 @@ def as_fedavg(name, schedule=COHORTS_WITH_ABSENCES, **changes):
     """Return the models of two runs with absent clients: a method with these changes, and FedAvg with equal local training."""
     weights = strategy_settings(name, **changes)["weights"]
     runs = ((name, changes), ("fedavg", {"weights": weights}))
-    return [digits_run(n, len(schedule), nodes=5, schedule=schedule, local=WORK, **own)[0] for n, own in runs]
+    return [digits_run(n, len(schedule), clients=5, schedule=schedule, local=WORK, **own)[0] for n, own in runs]
 
 
 def heads(memory):
@@ -217,5 +219,5 @@ def heads(memory):
 def no_head_travels(name, **changes):
     """Return whether any of the projector is sent, and fail if any of the classifier is."""
     _, _, strategy = whole(name, [[]], **changes)
-    assert not any("classifier" in n for n in (*strategy.down, *strategy.up))
-    return any("projector" in n for n in strategy.up)
+    assert not any("classifier" in n for n in (*strategy.broadcast_spec, *strategy.upload_spec))
+    return any("projector" in n for n in strategy.upload_spec)

@@ -4,8 +4,8 @@ import re
 
 import pytest
 from hand import FULL_COHORTS, GOLDEN, PATTERN
+from helpers import run_scalar
 from omegaconf import OmegaConf
-from rig import run_scalar
 
 from contrafed.core import registry
 
@@ -22,21 +22,21 @@ NOTHING_OF_ITS_OWN = {
 
 
 @pytest.mark.parametrize("rule", GOLDEN)
-@pytest.mark.parametrize("nodes", NOTHING_OF_ITS_OWN)
-def test_server_rules_go_with_any_node_half(nodes, rule):
+@pytest.mark.parametrize("clients", NOTHING_OF_ITS_OWN)
+def test_server_rules_go_with_any_client_half(clients, rule):
     """Clients that upload models or updates, with strategies over either, give the strategy's golden values."""
     changes, full, pattern = GOLDEN[rule]
     for schedule, values in ((FULL_COHORTS, full), (PATTERN, pattern)):
-        found = run_scalar(nodes, schedule, server=rule, **changes, **NOTHING_OF_ITS_OWN[nodes])
+        found = run_scalar(clients, schedule, server=rule, **changes, **NOTHING_OF_ITS_OWN[clients])
         assert found == pytest.approx(values, abs=1e-5)
 
 
 @pytest.mark.parametrize(("rule", "neutral"), [("fedavgm", {"server_momentum": 0.0}), ("fedagm", {"server_momentum": 0.0})])
-def test_neutral_server_rules_are_fedavg_beside_any_node_half(rule, neutral):
+def test_neutral_server_rules_are_fedavg_beside_any_client_half(rule, neutral):
     plain = {"proximal_weight": 0.0} if rule == "fedagm" else {}
-    for nodes in ("fedrcl", "pmfl"):
-        own = NOTHING_OF_ITS_OWN[nodes] | {"local": PLAIN_WORK | plain}
-        values = run_scalar(nodes, PATTERN, server=rule, **neutral, **own)
+    for clients in ("fedrcl", "pmfl"):
+        own = NOTHING_OF_ITS_OWN[clients] | {"local": PLAIN_WORK | plain}
+        values = run_scalar(clients, PATTERN, server=rule, **neutral, **own)
         assert values == pytest.approx(run_scalar("fedavg", PATTERN), rel=1e-12)
 
 

@@ -1,10 +1,10 @@
 """Ditto: the golden problem, a step by hand, FedAvg's W bit for bit, and Local without the pull."""
 
 import pytest
-from left import FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_left, scalar_node, stacked_equals_alone
-from rig import same
+from helpers import same
+from left import FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_client, scalar_left, stacked_equals_alone
+from recording import settings_of, write_problem
 from test_every import outcome, same_outcome
-from watched import settings_of, write_problem
 
 from contrafed.runs.run import run
 
@@ -23,13 +23,13 @@ def test_golden_values(pull, rounds, last, own, stack_size):
     run = scalar_left("ditto", rounds, stack_size=stack_size, pull_weight=pull)
     assert run.w[-1] == pytest.approx(last, abs=1e-5)
     assert run.list_state_numbers("own/classifier.w") == pytest.approx(own, abs=1e-5)
-    assert [run.evaluate_client(node) for node in range(3)] == run.list_state_numbers("own/classifier.w")
+    assert [run.evaluate_client(client) for client in range(3)] == run.list_state_numbers("own/classifier.w")
 
 
 def test_a_step_by_hand():
     """f = (v - 3)^2 / 2, v = 2, W = 0, lambda = 1, eta = 0.1 give 1.9. v is pulled towards the received model, not w."""
-    (update,) = scalar_node("ditto", 3, start=2.0).update([build_broadcast(model=0.0)], 1)
-    assert float(update.memory["own/classifier.w"]) == pytest.approx(1.9, abs=1e-12)
+    (update,) = scalar_client("ditto", 3, start=2.0).update([build_broadcast(model=0.0)], 1)
+    assert float(update.client_state["own/classifier.w"]) == pytest.approx(1.9, abs=1e-12)
     assert float(update.tensors["model/classifier.w"]) == pytest.approx(0.3, abs=1e-12)
 
 
@@ -43,12 +43,12 @@ def test_without_the_pull_v_trains_alone_in_batches_of_its_own():
     """One batch a round holds all of a client's examples in another order, so the sums differ by rounding."""
     local = {"batch_size": 10**6, "epochs": 3}
     run, alone = digits_left("ditto", pull_weight=0.0, local=local), digits_left("local", local=local)
-    for node in alone.memory:
-        for name, value in alone.own(node, "personal").items():
-            assert run.own(node)[name] == pytest.approx(value, abs=1e-12)
+    for client in alone.client_state:
+        for name, value in alone.own(client, "personal").items():
+            assert run.own(client)[name] == pytest.approx(value, abs=1e-12)
 
 
-def test_a_node_never_seen_is_judged_by_the_initial_model():
+def test_a_client_never_seen_is_evaluated_by_the_initial_model():
     run = scalar_left("ditto", [[0, 1]] * 2)
     assert run.evaluate_client(2) == 2.0 != run.w[-1]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from hand import FULL_COHORTS, GOLDEN, PATTERN, path, rule_of
-from rig import run_scalar
+from helpers import run_scalar
 
 
 def test_by_hand():
@@ -12,8 +12,8 @@ def test_by_hand():
     models, sent = path(strategy, [1, 1, 1])
     assert models == [1, 2.5, 4.25]
     assert sent[:2] == [1.5, 3.25]
-    judged = strategy.broadcast_for_evaluation({"w": torch.tensor([4.25])})
-    assert judged["model/w"].item() == 4.25
+    evaluated = strategy.broadcast_for_evaluation({"w": torch.tensor([4.25])})
+    assert evaluated["model/w"].item() == 4.25
 
 
 def test_the_model_moves_by_the_momentum():

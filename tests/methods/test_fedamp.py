@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from left import FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_left, scalar_node, stacked_equals_alone
-from rig import close, same
+from helpers import close, same
+from left import FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_client, scalar_left, stacked_equals_alone
 
 from contrafed.server.base import Replies, Reply, Round
 from contrafed.strategies.fedamp import Config, FedAMP, spread
@@ -23,26 +23,26 @@ INITIAL_MODEL = {"w": torch.tensor([0.5], dtype=torch.float64)}
 def test_golden_values(rounds, own, stack_size):
     run = scalar_left("fedamp", rounds, stack_size=stack_size, **GOLDEN)
     assert run.list_state_numbers("own/classifier.w") == pytest.approx(own, abs=1e-5)
-    assert [run.evaluate_client(node) for node in range(3)] == run.list_state_numbers("own/classifier.w")
+    assert [run.evaluate_client(client) for client in range(3)] == run.list_state_numbers("own/classifier.w")
     assert run.w == [2.0] * len(rounds)
-    assert not run.strategy.whole
+    assert not run.strategy.has_global_model
 
 
 def server(models, **changes):
-    """Return the strategy after these uploads, a list of numbers by client, from ``changes["nodes"]`` if given."""
-    nodes = changes.pop("nodes", range(len(models)))
+    """Return the strategy after these uploads, a list of numbers by client, from ``changes["clients"]`` if given."""
+    clients = changes.pop("clients", range(len(models)))
     rule = FedAMP.__new__(FedAMP)
     rule.config = Config(**{"cloud_lr": 1.0, "sigma": 1.0, "relative": False, "cap": True} | changes)
-    rule.state, rule.post_train, rule.round = {}, False, Round(1, np.zeros(0, dtype=np.int64))
+    rule.state, rule.after_training, rule.round = {}, False, Round(1, np.zeros(0, dtype=np.int64))
     rule.setup()
     rule.own_weights = dict.fromkeys(range(9), 1.0)
-    parts = [Reply(k, {"model/w": torch.tensor(m, dtype=torch.float64)}, 1, {}) for k, m in zip(nodes, models, strict=True)]
+    parts = [Reply(k, {"model/w": torch.tensor(m, dtype=torch.float64)}, 1, {}) for k, m in zip(clients, models, strict=True)]
     rule.aggregate(INITIAL_MODEL, Replies(parts))
     return rule
 
 
-def cloud(rule, node):
-    return rule.download(INITIAL_MODEL, node, judging=False)["model/w"].tolist()
+def cloud(rule, client):
+    return rule.per_client_broadcast(INITIAL_MODEL, client, evaluating=False)["model/w"].tolist()
 
 
 def test_a_mixture_by_hand():
@@ -50,18 +50,18 @@ def test_a_mixture_by_hand():
     rule = server([[0.0], [1.0]])
     assert (cloud(rule, 0), cloud(rule, 1)) == ([pytest.approx(0.367879, abs=1e-6)], [pytest.approx(0.632121, abs=1e-6)])
     assert rule.own_weights[0] == pytest.approx(1 - math.exp(-1))
-    assert rule.download(INITIAL_MODEL, 0, judging=True) is None
-    rule.post_train = True  # an evaluated client trains first
-    assert rule.download(INITIAL_MODEL, 0, judging=True)["model/w"].tolist() == cloud(rule, 0)
+    assert rule.per_client_broadcast(INITIAL_MODEL, 0, evaluating=True) is None
+    rule.after_training = True  # an evaluated client trains first
+    assert rule.per_client_broadcast(INITIAL_MODEL, 0, evaluating=True)["model/w"].tolist() == cloud(rule, 0)
 
 
-def test_a_node_never_heard_of_holds_the_initial_model_and_is_in_nobodys_mixture():
-    rule = server([[0.0], [1.0]], nodes=[1, 4])
+def test_a_client_never_heard_of_holds_the_initial_model_and_is_in_nobodys_mixture():
+    rule = server([[0.0], [1.0]], clients=[1, 4])
     near = math.exp(-0.25)  # weight of both, at most two thirds
     assert 2 * near > 2 / 3
     assert cloud(rule, 0) == [pytest.approx(0.5 / 3 + 1 / 3)]
     assert cloud(rule, 1) == [pytest.approx(0.367879, abs=1e-6)]
-    assert cloud(server([], nodes=[]), 3) == [0.5]
+    assert cloud(server([], clients=[]), 3) == [0.5]
 
 
 def test_the_cap():
@@ -88,28 +88,28 @@ def test_relative_sigma_and_the_order_of_replies():
         scaled = server([[scale * value for value in row] for row in values], **rate)
         assert cloud(scaled, 0)[0] == pytest.approx(scale * cloud(rule, 0)[0])
     assert cloud(rule, 0) == [pytest.approx(xi[0] * 1 + xi[1] * 3)]
-    assert cloud(server(values[::-1], nodes=[2, 1, 0], **rate), 0) == cloud(rule, 0)
+    assert cloud(server(values[::-1], clients=[2, 1, 0], **rate), 0) == cloud(rule, 0)
 
 
 def test_a_step_by_hand():
     """f = (w - 3)^2 / 2, w = 2, u = 0, lambda / alpha = 2: 2 - 0.1 (-1 + 4)."""
-    client = scalar_node("fedamp", 3, start=2.0, pull_weight=1.0, cloud_lr=0.5)
+    client = scalar_client("fedamp", 3, start=2.0, pull_weight=1.0, cloud_lr=0.5)
     (update,) = client.update([build_broadcast(model=0.0)], 1)
-    assert float(update.memory["own/classifier.w"]) == pytest.approx(1.7, abs=1e-12)
-    assert torch.equal(update.tensors["model/classifier.w"], update.memory["own/classifier.w"])
+    assert float(update.client_state["own/classifier.w"]) == pytest.approx(1.7, abs=1e-12)
+    assert torch.equal(update.tensors["model/classifier.w"], update.client_state["own/classifier.w"])
     (first,) = client.update([build_broadcast(model=2.0)], 1)  # what a first round receives: no pull
-    assert float(first.memory["own/classifier.w"]) == pytest.approx(2.1, abs=1e-12)
+    assert float(first.client_state["own/classifier.w"]) == pytest.approx(2.1, abs=1e-12)
 
 
-def test_without_the_pull_nodes_train_alone():
+def test_without_the_pull_clients_train_alone():
     run, alone = digits_left("fedamp", pull_weight=0.0), digits_left("local")
-    for node in alone.memory:
-        assert same(run.own(node), alone.own(node, "personal"))
+    for client in alone.client_state:
+        assert same(run.own(client), alone.own(client, "personal"))
     pulled = digits_left("fedamp")
-    assert any(not same(pulled.own(node), run.own(node)) for node in run.memory)
+    assert any(not same(pulled.own(client), run.own(client)) for client in run.client_state)
 
 
 def test_stacked_equals_alone():
     alone = stacked_equals_alone("fedamp")
-    for node, model in alone.strategy.state["known"].items():
-        close(model, alone.own(node))
+    for client, model in alone.strategy.state["known"].items():
+        close(model, alone.own(client))

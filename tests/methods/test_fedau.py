@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from hand import FULL_COHORTS, PATTERN
-from rig import close, digits_run, run_scalar
+from helpers import close, digits_run, run_scalar
 
 from contrafed.server.intervals import Intervals
 
@@ -41,7 +41,7 @@ def test_interval_weights_approach_one_over_p():
 
 @pytest.mark.parametrize(("p", "share"), [(0.02, 0.636), (0.1, 0.995), (0.402, 1.0)])
 @pytest.mark.parametrize("lag", [False, True])
-def test_a_node_counts_as_if_it_were_always_there(p, share, lag):
+def test_a_client_counts_as_if_it_were_always_there(p, share, lag):
     """P13: a client's weights over all rounds sum to their number.
 
     The cutoff leaves 1 - (1 - p)^C of it for rare clients.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hand import FULL_COHORTS, PATTERN, path, rule_of
-from rig import close, config_of, digits_run, run_scalar, same
+from helpers import close, config_of, digits_run, run_scalar, same
 from tiny import run_tiny
 
 from contrafed.config.run_config import resolve
@@ -22,13 +22,13 @@ def test_weights_by_hand():
         assert float(rule.aggregate({"w": torch.zeros(1)}, replies)["w"]) == expected
 
 
-def test_weights_over_all_nodes_by_hand():
+def test_weights_over_all_clients_by_hand():
     """K = 4 and p = (1/2, 1/4, 1, 1): Delta = (1, 3) of two clients gives 4 / 4, and (2 + 12) / 4.
 
     One of them alone gives half of FedAvg's step.
     """
     known = SimpleNamespace(probability=lambda: np.array([0.5, 0.25, 1, 1]))
-    for weights, moved in (("all_nodes", [1.0, 1.5, 1.5]), ("known_probability", [3.5, 4.5, 4.5])):
+    for weights, moved in (("all_clients", [1.0, 1.5, 1.5]), ("known_probability", [3.5, 4.5, 4.5])):
         for rate in (1.0, 10.0):
             rule = rule_of("fedavg", sizes=(4, 4, 4, 4), weights=weights, server_lr=rate)
             rule.participation = known
@@ -36,18 +36,18 @@ def test_weights_over_all_nodes_by_hand():
             assert found == pytest.approx([rate * value for value in moved], rel=1e-6)
 
 
-def test_golden_values_over_all_nodes():
+def test_golden_values_over_all_clients():
     """The step is Delta_k / 3. Under full participation it is FedAvg's."""
     pattern = [2.126667, 2.371978, 2.261527, 2.261527, 2.545067]
-    assert run_scalar("fedavg", PATTERN, weights="all_nodes") == pytest.approx(pattern, abs=1e-5)
-    sending_changes = run_scalar("pmfl", PATTERN, server="fedavg", weights="all_nodes", contrast_weight=0.0)
+    assert run_scalar("fedavg", PATTERN, weights="all_clients") == pytest.approx(pattern, abs=1e-5)
+    sending_changes = run_scalar("pmfl", PATTERN, server="fedavg", weights="all_clients", contrast_weight=0.0)
     assert sending_changes == pytest.approx(pattern, abs=1e-5)
-    everybody = [run_scalar("fedavg", FULL_COHORTS, weights=weights) for weights in ("all_nodes", "uniform")]
+    everybody = [run_scalar("fedavg", FULL_COHORTS, weights=weights) for weights in ("all_clients", "uniform")]
     assert everybody[0] == pytest.approx(everybody[1], rel=1e-12)
 
 
-def test_a_node_without_data_is_not_among_all_nodes():
-    assert path(rule_of("fedavg", sizes=(4, 0, 4), weights="all_nodes"), [{0: 1.0}])[0] == [0.5]
+def test_a_client_without_data_is_not_among_all_clients():
+    assert path(rule_of("fedavg", sizes=(4, 0, 4), weights="all_clients"), [{0: 1.0}])[0] == [0.5]
 
 
 def test_the_servers_rate_stretches_the_mean_step():
@@ -67,13 +67,13 @@ def test_known_probabilities_in_a_run(tmp_path):
 
 
 def test_unknown_probabilities_are_refused_in_one_line(tmp_path):
-    (tmp_path / "there.csv").write_text("node,round,available\n0,1,1\n")
+    (tmp_path / "there.csv").write_text("client,round,available\n0,1,1\n")
     trace = ("participation=trace", f"participation.path={tmp_path}/there.csv")
     line = "^strategy.weights=known_probability: participation=trace has no known probabilities$"
     for chosen in ("strategy=fedavg", "strategy=moon"):
         with pytest.raises(UserError, match=line):
             resolve(config_of(chosen, "strategy.weights=known_probability", *trace))
-        resolve(config_of(chosen, "strategy.weights=all_nodes", *trace))
+        resolve(config_of(chosen, "strategy.weights=all_clients", *trace))
         resolve(config_of(chosen, "strategy.weights=known_probability", "participation=uniform"))
 
 
@@ -95,7 +95,7 @@ def test_full_batch_single_step_equals_pooled_gradient_descent():
     """G2: one full-batch step weighted by samples is one step on the pooled mean loss."""
     whole = {"local": {"iterations": 1, "batch_size": 10_000}}
     many, _ = digits_run("fedavg", 1, **whole)
-    pooled, _ = digits_run("fedavg", 1, nodes=1, **whole)
+    pooled, _ = digits_run("fedavg", 1, clients=1, **whole)
     close(many[-1], pooled[-1])
 
 

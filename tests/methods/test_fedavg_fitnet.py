@@ -3,7 +3,7 @@
 import pytest
 import torch
 from hand import as_fedavg, class_losses
-from rig import digits_run, same
+from helpers import digits_run, same
 
 from contrafed.clients.fedavg_fitnet import FitNetClient
 from contrafed.core.split_model import Features
@@ -37,16 +37,16 @@ def test_at_the_first_step_hint_and_gradient_are_0():
     seen = []
 
     class Watched(FitNetClient):
-        def loss(self, params, batch, constants):
-            losses = super().loss(params, batch, constants)
+        def loss(self, params, batch, loss_inputs):
+            losses = super().loss(params, batch, loss_inputs)
             seen.append(losses["hint"].item())
             return losses
 
     work = {"epochs": None, "iterations": 1, "batch_size": 16, "lr": 0.1}
-    digits_run("fedavg_fitnet", 1, nodes=2, model="cnn_pmfl", client_class=Watched, local=work, hint_weight=1e6)
+    digits_run("fedavg_fitnet", 1, clients=2, model="cnn_pmfl", client_class=Watched, local=work, hint_weight=1e6)
     assert len(seen) == 2
     assert max(seen) < 1e-24
-    fitnet, fedavg = (digits_run(n, 1, nodes=2, local=work, weights="uniform")[0] for n in ("fedavg_fitnet", "fedavg"))
+    fitnet, fedavg = (digits_run(n, 1, clients=2, local=work, weights="uniform")[0] for n in ("fedavg_fitnet", "fedavg"))
     for name, value in fedavg[-1].items():
         torch.testing.assert_close(fitnet[-1][name], value, rtol=0, atol=1e-14)
 

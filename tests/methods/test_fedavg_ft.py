@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from helpers import config_of, same, strategy_settings, workspace_of
 from left import FULL_COHORTS, PATTERN, SHORT_TRAINING, digits_left, scalar_left
-from rig import config_of, same, strategy_settings, workspace_of
 
 STEPS = {"tune_epochs": 2, "tune_lr": 0.1, "tune_momentum": 0.0, "tune_batch_size": 1}
 
@@ -12,8 +12,8 @@ STEPS = {"tune_epochs": 2, "tune_lr": 0.1, "tune_momentum": 0.0, "tune_batch_siz
 def test_golden_values(tune):
     """Two steps start from W^5. The problem's single number is its classifier."""
     run = scalar_left("fedavg_ft", FULL_COHORTS, tune=tune, **STEPS)
-    assert [run.evaluate_client(node) for node in range(3)] == pytest.approx([2.147571, 3.287571, 2.717571], abs=1e-5)
-    assert [run.evaluate_client(node, final=False) for node in range(3)] == [run.w[-1]] * 3
+    assert [run.evaluate_client(client) for client in range(3)] == pytest.approx([2.147571, 3.287571, 2.717571], abs=1e-5)
+    assert [run.evaluate_client(client, final=False) for client in range(3)] == [run.w[-1]] * 3
 
 
 @pytest.mark.parametrize("rounds", [FULL_COHORTS, PATTERN])
@@ -32,7 +32,7 @@ def test_tuning_by_hand_with_momentum():
 
 
 def client_of(**changes):
-    config = config_of("strategy=fedavg_ft", "num_nodes=8", "model=mlp", "model.projection=[12]", "dataset.merge_splits=true")
+    config = config_of("strategy=fedavg_ft", "num_clients=8", "model=mlp", "model.projection=[12]", "dataset.merge_splits=true")
     config["strategy"] = strategy_settings("fedavg_ft", **changes)
     workspace = workspace_of(config, dtype=torch.float64)
     return workspace.client_class(workspace, [0]), {f"model/{n}": v for n, v in workspace.initial.items()}
@@ -46,28 +46,28 @@ def test_what_is_tuned_moves_and_nothing_else():
         ("all", "classifier", whole),
     ):
         client, received = client_of(tune=tune, head=head)
-        (judged,) = client.judge([received], 3, final=True)
-        changed = {n.split(".")[0] for n, v in judged.model.items() if not torch.equal(v, received[f"model/{n}"])}
+        (evaluated,) = client.evaluate_clients([received], 3, final=True)
+        changed = {n.split(".")[0] for n, v in evaluated.model.items() if not torch.equal(v, received[f"model/{n}"])}
         assert changed == moved
     client, received = client_of(tune_epochs=0)
-    (judged,) = client.judge([received], 3, final=True)
-    assert all(torch.equal(value, received[f"model/{name}"]) for name, value in judged.model.items())
+    (evaluated,) = client.evaluate_clients([received], 3, final=True)
+    assert all(torch.equal(value, received[f"model/{name}"]) for name, value in evaluated.model.items())
 
 
 def test_tuning_draws_the_same_whatever_ran_before_and_changes_no_later_round():
     client, received = client_of()
-    (first,) = client.judge([received], 3, final=True)
+    (first,) = client.evaluate_clients([received], 3, final=True)
     (before,) = client_of()[0].update([received], 3)
     (after,) = client.update([received], 3)
-    (again,) = client.judge([received], 3, final=True)
+    (again,) = client.evaluate_clients([received], 3, final=True)
     assert same(first.model, again.model)
     assert same(before.tensors, after.tensors)
-    assert (client.memories, after.memory) == ([{}], {})
+    assert (client.client_states, after.client_state) == ([{}], {})
 
 
-def test_w_is_judged_beside_what_became_of_it():
+def test_w_is_evaluated_beside_what_became_of_it():
     client, received = client_of()
-    (last,), (earlier,) = client.judge([received], 3, final=True), client.judge([received], 3)
+    (last,), (earlier,) = client.evaluate_clients([received], 3, final=True), client.evaluate_clients([received], 3)
     assert set(earlier.metrics) == {"loss", "accuracy"}
     assert {name: last.metrics[f"untuned/{name}"] for name in earlier.metrics} == earlier.metrics
     assert last.metrics["loss"] < earlier.metrics["loss"]
@@ -76,11 +76,11 @@ def test_w_is_judged_beside_what_became_of_it():
 def test_tuning_in_a_stack_is_tuning_alone():
     client, received = client_of(tune="all", tune_epochs=2)
     workspace = client.workspace
-    together = workspace.client_class(workspace, list(range(8))).judge([received] * 8, 3, final=True)
-    for node, judged in enumerate(together):
-        (alone,) = workspace.client_class(workspace, [node]).judge([received], 3, final=True)
+    together = workspace.client_class(workspace, list(range(8))).evaluate_clients([received] * 8, 3, final=True)
+    for k, evaluated in enumerate(together):
+        (alone,) = workspace.client_class(workspace, [k]).evaluate_clients([received], 3, final=True)
         for name, value in alone.model.items():
-            torch.testing.assert_close(judged.model[name], value, rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(evaluated.model[name], value, rtol=1e-9, atol=1e-9)
 
 
 def test_w_is_fedavgs_bit_for_bit():

@@ -2,7 +2,7 @@
 
 import pytest
 from hand import FULL_COHORTS, GOLDEN, PATTERN, path, rule_of
-from rig import run_scalar
+from helpers import run_scalar
 
 
 def test_by_hand():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from hand import COHORTS_WITH_ABSENCES, FULL_COHORTS, PATTERN, WORK, as_fedavg
-from rig import Schedule, close, config_of, digits_run, run_scalar, run_strategy, same, strategy_settings, workspace_of
+from helpers import Schedule, close, config_of, digits_run, run_scalar, run_strategy, same, strategy_settings, workspace_of
 
 from contrafed.strategies.fedawe import FedAWE
 
@@ -40,19 +40,19 @@ class Seen(FedAWE):
         self.sent = []
 
     def next_model(self, model, replies):
-        self.sent.append({reply.node: reply.get_tensors("model") and reply.received for reply in replies})
+        self.sent.append({reply.client: reply.get_tensors("model") and reply.received for reply in replies})
         return super().next_model(model, replies)
 
 
-def test_every_node_goes_on_from_the_model_it_left_with():
+def test_every_client_goes_on_from_the_model_it_left_with():
     models, rule = digits_run(
-        "fedawe", len(COHORTS_WITH_ABSENCES), nodes=5, schedule=COHORTS_WITH_ABSENCES, local=WORK, rule=Seen
+        "fedawe", len(COHORTS_WITH_ABSENCES), clients=5, schedule=COHORTS_WITH_ABSENCES, local=WORK, rule=Seen
     )
     left = dict.fromkeys(range(5), 0)  # last round of each client's participation
     for t, here in enumerate(COHORTS_WITH_ABSENCES, 1):
         assert rule.sent[t - 1].keys() == set(here)
-        for node in here:
-            assert same(rule.sent[t - 1][node], {f"model/{n}": v for n, v in models[left[node]].items()}), (t, node)
+        for client in here:
+            assert same(rule.sent[t - 1][client], {f"model/{n}": v for n, v in models[left[client]].items()}), (t, client)
         left |= dict.fromkeys(here, t)
     assert rule.state["active"].tolist() == list(left.values())
     assert rule.state["models"].keys() == set(left.values())  # only models that a client continues from are stored
@@ -60,51 +60,56 @@ def test_every_node_goes_on_from_the_model_it_left_with():
         assert same(kept, models[t])
 
 
-def test_how_long_nodes_were_away_is_logged():
+def test_how_long_clients_were_away_is_logged():
     seen = []
 
     class Logged(FedAWE):
         def next_model(self, model, replies):
             new = super().next_model(model, replies)
-            seen.append([array.tolist() for array in self.round.node_metrics.get("weight", (np.zeros(0),) * 2)])
+            seen.append([array.tolist() for array in self.round.client_metrics.get("weight", (np.zeros(0),) * 2)])
             return new
 
-    digits_run("fedawe", len(COHORTS_WITH_ABSENCES), nodes=5, schedule=COHORTS_WITH_ABSENCES, local=WORK, rule=Logged)
+    digits_run("fedawe", len(COHORTS_WITH_ABSENCES), clients=5, schedule=COHORTS_WITH_ABSENCES, local=WORK, rule=Logged)
     assert seen == [[[0, 1, 2, 3], [1] * 4], [[1, 4], [1, 2]], [[], []], [[0, 4], [3, 2]]]
 
 
-@pytest.mark.parametrize("post_train", [False, True])
-def test_nodes_are_judged_by_the_last_active_nodes_mean(post_train):
+@pytest.mark.parametrize("after_training", [False, True])
+def test_clients_are_evaluated_by_the_last_active_clients_mean(after_training):
     """All clients are evaluated by the same model, and after local training by their own start model's result."""
-    config = config_of("num_nodes=5", "model=mlp", "model.hidden=[12]", "partition.test_fraction=0.3")
+    config = config_of("num_clients=5", "model=mlp", "model.hidden=[12]", "partition.test_fraction=0.3")
     config["strategy"] = strategy_settings("fedawe", local=WORK)
     given = {}
 
-    class Judging(FedAWE):
+    class Evaluating(FedAWE):
         def setup(self):
             super().setup()
-            self.post_train = post_train
+            self.after_training = after_training
 
-        def download(self, model, node, judging):
-            own = super().download(model, node, judging)
-            if judging:
-                given[self.round.server_round, node] = own
+        def per_client_broadcast(self, model, client, evaluating):
+            own = super().per_client_broadcast(model, client, evaluating)
+            if evaluating:
+                given[self.round.server_round, client] = own
             return own
 
     run_strategy(
-        workspace_of(config), config, Schedule(COHORTS_WITH_ABSENCES), len(COHORTS_WITH_ABSENCES), rule=Judging, judged=range(5)
+        workspace_of(config),
+        config,
+        Schedule(COHORTS_WITH_ABSENCES),
+        len(COHORTS_WITH_ABSENCES),
+        rule=Evaluating,
+        evaluated=range(5),
     )
-    own = {node for (t, node), tensors in given.items() if t == 4 and tensors is not None}
-    assert own == ({1, 2, 3} if post_train else set())
+    own = {client for (t, client), tensors in given.items() if t == 4 and tensors is not None}
+    assert own == ({1, 2, 3} if after_training else set())
 
 
 def test_of_methods_that_keep_a_head_it_moves_the_body():
-    _, rule = digits_run("fedper", 2, nodes=3, server="fedawe", schedule=[[0, 1], [1, 2]])
-    assert all(set(kept) == set(rule.travelling) for kept in rule.state["models"].values())
+    _, rule = digits_run("fedper", 2, clients=3, server="fedawe", schedule=[[0, 1], [1, 2]])
+    assert all(set(kept) == set(rule.shared_names) for kept in rule.state["models"].values())
 
 
 def test_stacked_equals_alone():
     alone, stacked = (
-        digits_run("fedawe", 4, nodes=5, schedule=COHORTS_WITH_ABSENCES, stack_size=n, local=WORK)[0] for n in (1, 3)
+        digits_run("fedawe", 4, clients=5, schedule=COHORTS_WITH_ABSENCES, stack_size=n, local=WORK)[0] for n in (1, 3)
     )
     close(alone[-1], stacked[-1])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from rig import Schedule, config_of, run_scalar, run_strategy, strategy_settings, workspace_of
+from helpers import Schedule, config_of, run_scalar, run_strategy, strategy_settings, workspace_of
 
 from contrafed.engines.grid import LocalGrid
 from contrafed.engines.worker import FIRST_NODE_ID
@@ -12,10 +12,10 @@ NETWORK = {"name": "cnn_bn", "channels": [2], "kernel": 3, "hidden": [4], "momen
 
 def run_on_digits(method, rounds, **changes):
     """Run a method with BatchNorm; return the global models, what clients remember, and the strategy."""
-    config = config_of("num_nodes=3", "partition=iid") | {"model": NETWORK, "strategy": strategy_settings(method, **changes)}
+    config = config_of("num_clients=3", "partition=iid") | {"model": NETWORK, "strategy": strategy_settings(method, **changes)}
     workspace, grid = workspace_of(config, dtype=torch.float64), LocalGrid(3, 1)
     models, strategy = run_strategy(workspace, config, Schedule(rounds), len(rounds), grid=grid)
-    return models, {node - FIRST_NODE_ID: grid.memory.get(node) for node in grid.memory}, strategy
+    return models, {client - FIRST_NODE_ID: grid.client_states.get(client) for client in grid.client_states}, strategy
 
 
 LOCAL = {"epochs": None, "iterations": 2, "batch_size": 8, "lr": 0.1}
@@ -46,10 +46,10 @@ def test_a_round_by_hand():
 
 def test_no_normalisation_layer_travels():
     _, _, strategy = run_on_digits("fedbn", [[0]], local=LOCAL)
-    crossed = [name.partition("/")[2] for name in (*strategy.down, *strategy.up)]
+    crossed = [name.partition("/")[2] for name in (*strategy.broadcast_spec, *strategy.upload_spec)]
     assert not any(name.startswith(("encoder.stages.0.1.", "encoder.stages.1.1.")) for name in crossed)
     assert strategy.personal
-    assert not strategy.whole
+    assert not strategy.has_global_model
 
 
 def test_without_normalisation_layers_it_is_fedavg_with_equal_weights():

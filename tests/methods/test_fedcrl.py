@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from hand import client_of, heads, losses_of, no_head_travels, rule_of, whole
-from rig import close, config_of, same, workspace_of
+from helpers import close, config_of, same, workspace_of
 
 from contrafed.runs.run import run
 from contrafed.server.base import Replies, Reply
@@ -55,11 +55,11 @@ def blend_at_start(own, received, loss, rounds=1.0, contrasted=1.0, table=None, 
     client = client_of("fedcrl", separate=False, local={"epochs": None, "iterations": 0}, **changes)
     tensor = lambda v: torch.tensor(v, dtype=torch.float64)  # noqa: E731
     memory = {"contrast": tensor(loss), "contrasted": tensor(contrasted), "rounds": tensor(rounds)}
-    client.memories = [{"own/classifier.w": tensor([own, own]), **memory}]
+    client.client_states = [{"own/classifier.w": tensor([own, own]), **memory}]
     means, valid = (torch.zeros(2, 2), torch.zeros(2)) if table is None else (tensor(table), torch.ones(2))
     prototypes = {"proto/mean": means, "proto/valid": valid}
     (update,) = client.update([{"model/classifier.w": tensor([received, received]), **prototypes}], 2)
-    assert torch.equal(update.memory["own/classifier.w"], update.tensors["model/classifier.w"])
+    assert torch.equal(update.client_state["own/classifier.w"], update.tensors["model/classifier.w"])
     return update.tensors["model/classifier.w"][0].item()
 
 
@@ -123,7 +123,7 @@ def test_the_own_body_is_weighted_by_tau():
 
 def train_epoch(valid, **changes):
     """Return client 0's state after an epoch with random prototypes of the classes ``valid``, its client and its message."""
-    config = config_of("strategy=fedcrl", "num_nodes=4", "model=mlp", "model.hidden=[12]")
+    config = config_of("strategy=fedcrl", "num_clients=4", "model=mlp", "model.hidden=[12]")
     config["strategy"] |= {"local": config["strategy"]["local"] | {"epochs": 1, "lr": 1e-12, **changes}}
     workspace = workspace_of(config, dtype=torch.float64)
     client = workspace.client_class(workspace, [0])
@@ -149,17 +149,17 @@ def test_tau_is_set_by_the_examples_whose_class_has_a_prototype():
     assert 0 < known.sum() < len(y)
     z = workspace.model(workspace.images(index)).z.detach()
     each = prototype_contrast(z, y, received["proto/mean"], received["proto/valid"], 0.1)
-    assert update.memory["contrast"].item() == pytest.approx(each[known].mean().item(), rel=1e-6)  # a rate of 1e-12
+    assert update.client_state["contrast"].item() == pytest.approx(each[known].mean().item(), rel=1e-6)  # a rate of 1e-12
     assert update.metrics["contrast"] == pytest.approx(each.mean().item(), rel=1e-6)
     assert update.metrics["contrasted"] == pytest.approx(known.double().mean().item())
-    assert update.memory["contrasted"] == 1
+    assert update.client_state["contrasted"] == 1
 
 
-def test_a_node_none_of_whose_classes_has_a_prototype_was_not_contrasted():
+def test_a_client_none_of_whose_classes_has_a_prototype_was_not_contrasted():
     """It evaluates its loss when it returns, and takes the global body if it still cannot."""
     update, client, received = train_epoch([])
-    assert (update.memory["contrasted"], update.memory["contrast"]) == (0, 0)
-    client.memories, began = [update.memory], []
+    assert (update.client_state["contrasted"], update.client_state["contrast"]) == (0, 0)
+    client.client_states, began = [update.client_state], []
     client.train = lambda stack, **kept: began.append({n: v.clone() for n, v in stack.params.items()}) or stop()
 
     def stop():
@@ -169,7 +169,7 @@ def test_a_node_none_of_whose_classes_has_a_prototype_was_not_contrasted():
         other = {n: v + 1.0 if n.startswith("model/") else v for n, v in received.items()}
         with pytest.raises(KeyboardInterrupt):
             client.update([other | {"proto/valid": torch.full((10,), float(valid), dtype=torch.float64)}], 2)
-    own, name = update.memory["own/encoder.stages.0.1.weight"], "encoder.stages.0.1.weight"
+    own, name = update.client_state["own/encoder.stages.0.1.weight"], "encoder.stages.0.1.weight"
     tau = [1 - ((start[name][0] - own) / (other[f"model/{name}"] - own)).mean().item() for start in began]
     assert tau[0] == pytest.approx(0, abs=1e-6)
     assert 1e-6 < tau[1] < 0.99
@@ -239,7 +239,7 @@ def test_bytes_match_the_papers_formula():
     assert strategy.round.bytes_up == 8 * 8 * (body + table + 10)  # this run is in float64
 
 
-def test_a_node_that_sat_out_ten_rounds_comes_back_as_it_left():
+def test_a_client_that_sat_out_ten_rounds_comes_back_as_it_left():
     steps = {"epochs": None, "iterations": 3}
     _, left, _ = whole("fedcrl", [[0, 1]], local=steps)
     _, kept, _ = whole("fedcrl", [[0, 1]] + [[1, 2]] * 10, local=steps)
@@ -249,10 +249,10 @@ def test_a_node_that_sat_out_ten_rounds_comes_back_as_it_left():
 
 
 @pytest.mark.parametrize("separate", [True, False])
-def test_nodes_are_judged_by_their_own_bodies_though_everything_may_travel(tmp_path, separate):
+def test_clients_are_evaluated_by_their_own_bodies_though_everything_may_travel(tmp_path, separate):
     """With a shared classifier, scores are still personal, and the server also has a global model."""
     config = config_of(
-        "strategy=fedcrl", "engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "participation=full", "model=mlp",
+        "strategy=fedcrl", "engine=local", "num_clients=4", "num_rounds=2", "eval_every=1", "participation=full", "model=mlp",
         "model.hidden=[8]", "partition.test_fraction=0.2",
     )  # fmt: skip
     config["strategy"]["separate"] = separate
@@ -263,6 +263,6 @@ def test_nodes_are_judged_by_their_own_bodies_though_everything_may_travel(tmp_p
         kinds = {(row["scope"], row["split"], row["metric"]) for row in csv.DictReader(file)}
     assert ("personal", "test", "accuracy_worst_decile") in kinds
     assert (("global", "test", "accuracy") in kinds) != separate
-    assert not any(scope == "global" and split == "nodes" for scope, split, _ in kinds)
-    assert ",accuracy," in (tmp_path / "run" / "nodes.csv").read_text()
+    assert not any(scope == "global" and split == "clients" for scope, split, _ in kinds)
+    assert ",accuracy," in (tmp_path / "run" / "clients.csv").read_text()
     assert len(list((tmp_path / "run" / "personal").iterdir())) == 4

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from hand import FULL_COHORTS, GOLDEN, PATTERN, as_fedavg
-from rig import run_scalar, same
+from helpers import run_scalar, same
 
 from contrafed.training.losses import decorrelation
 

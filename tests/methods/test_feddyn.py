@@ -3,7 +3,7 @@
 import pytest
 import torch
 from hand import FULL_COHORTS, PATTERN, client_of, losses_of, whole
-from rig import close, run_scalar
+from helpers import close, run_scalar
 
 PLAIN_TRAINING = {"lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": None}
 
@@ -32,14 +32,14 @@ def test_the_golden_problem(alpha, full, pattern):
     )
 
 
-def test_equal_nodes_go_to_the_common_minimum_and_stay():
+def test_equal_clients_go_to_the_common_minimum_and_stay():
     assert run_scalar("feddyn", [[0, 1, 2]] * 80, targets=(4, 4, 4), proximal_weight=1.0, local=PLAIN_TRAINING)[
         -1
     ] == pytest.approx(4)
     assert run_scalar("feddyn", FULL_COHORTS, start=4.0, targets=(4, 4, 4), local=PLAIN_TRAINING) == [4.0] * 5
 
 
-def test_unequal_nodes_that_solve_their_objective_go_to_the_global_minimum():
+def test_unequal_clients_that_solve_their_objective_go_to_the_global_minimum():
     """Also with absent clients, for which FedAvg would move to the minimum of the last participants."""
     pairs = [[0, 1], [1, 2], [0, 2]] * 40
     values = run_scalar("feddyn", pairs, proximal_weight=1.0, local=PLAIN_TRAINING | {"iterations": 100})
@@ -54,7 +54,7 @@ def test_its_first_round_is_fedproxs_step_twice_over():
     close(first, {n: 2 * prox[n] - start[n] for n in prox}, 1e-9)
 
 
-def test_h_is_the_mean_of_all_nodes_gradients_whoever_was_there():
+def test_h_is_the_mean_of_all_clients_gradients_whoever_was_there():
     _, memory, strategy = whole("feddyn", local=PLAIN_TRAINING)
     for name, h in strategy.state["gradient"].items():
         total = sum(value for key, value in memory.items() if key.endswith(f"/gradient/{name}"))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from hand import COHORTS_WITH_ABSENCES, FULL_COHORTS, PATTERN, WORK, as_fedavg, path, rule_of
-from rig import close, config_of, digits_run, run_scalar
+from helpers import close, config_of, digits_run, run_scalar
 from tiny import run_tiny
 
 from contrafed.runs import checkpoint
@@ -63,21 +63,21 @@ def test_a_large_epsilon_is_fedavg():
         close(ours[-1], fedavg[-1])
 
 
-def test_the_mean_of_the_last_two_models_is_judged():
+def test_the_mean_of_the_last_two_models_is_evaluated():
     """The model is 1 and then 3. A round without replies changes neither it nor the evaluated model."""
     rule = rule_of("fedexp")
     models, _ = path(rule, [1.0, 2.0])
     now = {"w": torch.tensor([models[-1]])}
     assert models == [1, 3]
-    assert rule.judged(now)["w"].tolist() == [2]
+    assert rule.eval_model(now)["w"].tolist() == [2]
     assert rule.broadcast_for_evaluation(now)["model/w"].tolist() == [2]
     assert rule.broadcast(now)["model/w"].tolist() == [3]
     path(rule, [None], start=3.0)
-    assert rule.judged(now)["w"].tolist() == [2]
-    assert rule_of("fedexp").judged(now)["w"].tolist() == [3]  # before the first step
+    assert rule.eval_model(now)["w"].tolist() == [2]
+    assert rule_of("fedexp").eval_model(now)["w"].tolist() == [3]  # before the first step
 
 
-def test_a_run_leaves_what_was_judged_and_scores_it_again(tmp_path):
+def test_a_run_leaves_what_was_evaluated_and_scores_it_again(tmp_path):
     _, left, metrics, _ = run_tiny(tmp_path / "run", "strategy=fedexp", "engine=local", "checkpoint_every=1")
     model, state = checkpoint.find(f"{tmp_path}/run").server()
     close(left, {name: (value + state["last"][name]) / 2 for name, value in model.items()}, 1e-7)
@@ -90,6 +90,6 @@ def test_a_run_leaves_what_was_judged_and_scores_it_again(tmp_path):
 
 def test_stacked_equals_alone():
     alone, stacked = (
-        digits_run("fedexp", 4, nodes=5, schedule=COHORTS_WITH_ABSENCES, stack_size=n, local=WORK)[0] for n in (1, 3)
+        digits_run("fedexp", 4, clients=5, schedule=COHORTS_WITH_ABSENCES, stack_size=n, local=WORK)[0] for n in (1, 3)
     )
     close(alone[-1], stacked[-1])

@@ -1,7 +1,7 @@
 """FedGH: the server's steps by hand, its messages, and both models that are evaluated."""
 
 import torch
-from rig import close, config_of, digits_run, same, workspace_of
+from helpers import close, config_of, digits_run, same, workspace_of
 
 from contrafed.server.base import Replies, Reply
 from contrafed.strategies.fedgh import Config, FedGH
@@ -13,7 +13,7 @@ SHORT_TRAINING = {"epochs": 1}
 def train_head(rows, head, lr=1.0, batch=1):
     """Return the head (C, D) after the server's pass over the clients' (mean, count) tables."""
     rule = FedGH.__new__(FedGH)
-    rule.config, rule.travelling = Config(server_lr=lr, server_batch=batch), ["classifier.weight"]
+    rule.config, rule.shared_names = Config(server_lr=lr, server_batch=batch), ["classifier.weight"]
     replies = Replies(
         Reply(k, {"proto/mean": torch.tensor(means), "proto/count": torch.tensor(counts)}, 1, {})
         for k, (means, counts) in enumerate(rows)
@@ -27,7 +27,7 @@ def test_the_servers_step_by_hand():
     assert head.tolist() == [[0.5, 0.0], [-0.5, 0.0]]
 
 
-def test_prototypes_are_steps_one_after_another_in_order_of_node_and_class():
+def test_prototypes_are_steps_one_after_another_in_order_of_client_and_class():
     both = [([[1.0, 0.0], [0.0, 1.0]], [1.0, 1.0])]
     one = train_head(both, [[0.0, 0.0], [0.0, 0.0]])
     first = train_head([([[1.0, 0.0], [0.0, 1.0]], [1.0, 0.0])], [[0.0, 0.0], [0.0, 0.0]])
@@ -48,25 +48,25 @@ def test_nothing_present_and_a_rate_of_zero_leave_the_head():
 def test_no_body_tensor_crosses_and_the_overhead_is_the_papers():
     config = config_of("strategy=fedgh", "model=cnn", "dataset=digits")
     workspace = workspace_of(config)
-    down, up = workspace.client_class.messages(workspace.model, workspace.config)
+    down, up = workspace.client_class.message_spec(workspace.model, workspace.config)
     assert set(down) == {"model/classifier.weight", "model/classifier.bias"}
     assert set(up) == {"proto/mean", "proto/count"}
     size = sum(torch.Size(s).numel() for s in (down | {"mean": up["proto/mean"]}).values())
     assert size == 1280 + 1290  # |Omega| + |pi| with 128 features and 10 classes
 
 
-def test_stacked_equals_alone_and_both_moments_are_judged():
+def test_stacked_equals_alone_and_both_moments_are_evaluated():
     alone, _ = digits_run("fedgh", schedule=ROUNDS, num_rounds=4, local=SHORT_TRAINING)
     stacked, _ = digits_run("fedgh", schedule=ROUNDS, num_rounds=4, local=SHORT_TRAINING, stack_size=4)
     close(alone[-1], stacked[-1])
     assert not same(alone[0], alone[-1])
 
-    workspace = workspace_of(config_of("strategy=fedgh", "num_nodes=8", "model=mlp", "dataset.merge_splits=true"))
+    workspace = workspace_of(config_of("strategy=fedgh", "num_clients=8", "model=mlp", "dataset.merge_splits=true"))
     client = workspace.client_class(workspace, [0])
     received = {f"model/{n}": workspace.initial[n] for n in ("classifier.weight", "classifier.bias")}
     (update,) = client.update([received], 1)
-    client.memories = [update.memory]
-    (judged,) = client.judge([received], 1)
-    assert set(judged.metrics) == {"loss", "accuracy", "trained/loss", "trained/accuracy"}
-    assert judged.metrics["loss"] != judged.metrics["trained/loss"]
-    assert torch.equal(judged.model["classifier.weight"], received["model/classifier.weight"])
+    client.client_states = [update.client_state]
+    (evaluated,) = client.evaluate_clients([received], 1)
+    assert set(evaluated.metrics) == {"loss", "accuracy", "trained/loss", "trained/accuracy"}
+    assert evaluated.metrics["loss"] != evaluated.metrics["trained/loss"]
+    assert torch.equal(evaluated.model["classifier.weight"], received["model/classifier.weight"])

@@ -2,7 +2,7 @@
 
 import pytest
 from hand import COHORTS_WITH_ABSENCES, FULL_COHORTS, GOLDEN, PATTERN, WORK, path, rule_of
-from rig import close, digits_run, run_scalar, same
+from helpers import close, digits_run, run_scalar, same
 
 from contrafed.core.errors import UserError
 
@@ -37,8 +37,8 @@ def test_a_round_without_replies_keeps_alpha_and_the_last_update():
 
 
 def test_at_a_bound_of_1_it_is_fedavg():
-    same_nodes = {"nodes": 5, "schedule": COHORTS_WITH_ABSENCES, "local": WORK, "weights": "uniform"}
-    fedhyper, fedavg = digits_run("fedhyper", 4, bound=1.0, **same_nodes)[0], digits_run("fedavg", 4, **same_nodes)[0]
+    same_clients = {"clients": 5, "schedule": COHORTS_WITH_ABSENCES, "local": WORK, "weights": "uniform"}
+    fedhyper, fedavg = digits_run("fedhyper", 4, bound=1.0, **same_clients)[0], digits_run("fedavg", 4, **same_clients)[0]
     for a, b in zip(fedhyper, fedavg, strict=True):
         close(a, b, 1e-12)
 
@@ -64,18 +64,18 @@ def by_hand(schedule, targets, rounds=5):
 
 @pytest.mark.parametrize("stack_size", [1, 3])
 @pytest.mark.parametrize("schedule", ["global", "local", "both"])
-def test_the_local_schedule_scales_the_nodes_rate(schedule, stack_size):
+def test_the_local_schedule_scales_the_clients_rate(schedule, stack_size):
     scaled = {"scale_step": schedule != "local", "scale_rate": schedule != "global"}
     found = run_scalar("fedhyper", FULL_COHORTS, targets=(0, 60, 30), stack_size=stack_size, **scaled)
     assert found == pytest.approx(by_hand(schedule, (0, 60, 30)), abs=1e-5)
 
 
 def test_a_factor_of_1_changes_no_bit():
-    own = {"bound": 1.0, "nodes": 5, "schedule": COHORTS_WITH_ABSENCES}
+    own = {"bound": 1.0, "clients": 5, "schedule": COHORTS_WITH_ABSENCES}
     plain, scaled = (digits_run("fedhyper", 4, scale_rate=scale, **own)[0] for scale in (False, True))
     assert all(map(same, plain, scaled))
 
 
 def test_a_rule_that_sends_no_factor_is_refused_in_one_line():
     with pytest.raises(UserError, match=r"^strategy\.server: [^\n]*rate/factor[^\n]*FedAvgM[^\n]*$"):
-        digits_run("fedhyper", 1, nodes=2, server="fedavgm", scale_rate=True)
+        digits_run("fedhyper", 1, clients=2, server="fedavgm", scale_rate=True)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from hand import as_fedavg, class_losses
-from rig import close, config_of, same, strategy_settings, workspace_of
+from helpers import close, config_of, same, strategy_settings, workspace_of
 
-from contrafed.training.client_stack import Stack
+from contrafed.training.client_stack import ClientStack
 from contrafed.training.prototypes import class_counts
 
 
@@ -50,16 +50,16 @@ def test_equal_counts_of_all_classes_are_fedavg(monkeypatch):
 
 
 def test_class_counts_are_those_of_the_stacks_training_parts():
-    config = config_of("num_nodes=6", "partition.min_node_size=5") | {"strategy": strategy_settings("fedlc")}
+    config = config_of("num_clients=6", "partition.min_client_size=5") | {"strategy": strategy_settings("fedlc")}
     workspace = workspace_of(config)
-    partition, nodes = workspace.federation.partition, [4, 0, 5]
-    stack = Stack(nodes, [partition.train(node) for node in nodes], 1, {}, {}, {})
-    assert class_counts(workspace, stack).tolist() == partition.class_counts()[nodes].tolist()
+    partition, clients = workspace.federation.partition, [4, 0, 5]
+    stack = ClientStack(clients, [partition.train(client) for client in clients], 1, {}, {}, {})
+    assert class_counts(workspace, stack).tolist() == partition.class_counts()[clients].tolist()
 
 
-def test_nodes_and_the_global_model_are_judged_by_the_logits_as_they_are():
+def test_clients_and_the_global_model_are_evaluated_by_the_logits_as_they_are():
     from contrafed.clients.fedlc import FedLCClient
     from contrafed.training.base import Client
 
     assert FedLCClient.scores is Client.scores
-    assert FedLCClient.judged is Client.judged
+    assert FedLCClient.eval_models is Client.eval_models

@@ -4,14 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hand import as_fedavg
-from rig import close, config_of, digits_run, same, strategy_settings, workspace_of
+from helpers import close, config_of, digits_run, same, strategy_settings, workspace_of
 
 from contrafed.training.base import Batch
 
 
 def network(seed=0, **changes):
     """Return a client of two hidden layers, each with a ReLU, and a batch of eight."""
-    config = config_of("num_nodes=2", "model=mlp", "model.hidden=[8,6]") | {"seed": seed}
+    config = config_of("num_clients=2", "model=mlp", "model.hidden=[8,6]") | {"seed": seed}
     config["strategy"] = strategy_settings("fedmlb", **changes)
     workspace = workspace_of(config, dtype=torch.float64)
     index = torch.arange(8)
@@ -60,20 +60,20 @@ def test_the_received_model_stays_as_it_was_sent():
     sent, kept = [], []
 
     class Watched(network()[0].workspace.client_class):
-        def local_work(self, stack):
+        def local_update(self, stack):
             sent.append({n: v.clone() for n, v in stack.global_model.items()})
-            found = super().local_work(stack)
+            found = super().local_update(stack)
             kept.append(stack.global_model)
             return found
 
-    digits_run("fedmlb", 1, nodes=3, stack_size=3, client_class=Watched, local={"epochs": 1})
+    digits_run("fedmlb", 1, clients=3, stack_size=3, client_class=Watched, local={"epochs": 1})
     assert sent
     assert all(map(same, sent, kept))
 
 
-def test_with_convolutions_a_stack_equals_its_nodes_alone():
+def test_with_convolutions_a_stack_equals_its_clients_alone():
     local = {"epochs": 1, "batch_size": 20}
-    alone, stacked = (digits_run("fedmlb", 2, nodes=4, model="cnn_pmfl", stack_size=size, local=local)[0] for size in (1, 4))
+    alone, stacked = (digits_run("fedmlb", 2, clients=4, model="cnn_pmfl", stack_size=size, local=local)[0] for size in (1, 4))
     close(alone[-1], stacked[-1])
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from hand import WORK, as_fedavg, rule_of
-from rig import close, config_of, digits_run, work_of
+from helpers import close, config_of, digits_run, make_local_training
 
 from contrafed.config.run_config import resolve
 from contrafed.core.errors import UserError
@@ -41,14 +41,16 @@ def test_a_pull_changes_the_lengths_and_not_the_factor_by_hand():
 
 
 def test_the_length_of_a_path_by_hand():
-    assert path_length(work_of(iterations=7), 1, 40) == 7
-    assert path_length(work_of(iterations=0), 1, 40) == 0
+    assert path_length(make_local_training(iterations=7), 1, 40) == 7
+    assert path_length(make_local_training(iterations=0), 1, 40) == 0
     rho, tau = 0.9, 6
     printed = (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
-    assert path_length(work_of(iterations=tau, momentum=rho), 1, 40) == pytest.approx(printed, rel=1e-12)
-    pulled = path_length(work_of(iterations=tau, lr=0.1, proximal_weight=0.5), 1, 40)  # the paper's for a pull towards W
+    assert path_length(make_local_training(iterations=tau, momentum=rho), 1, 40) == pytest.approx(printed, rel=1e-12)
+    # the paper's for a pull towards W
+    pulled = path_length(make_local_training(iterations=tau, lr=0.1, proximal_weight=0.5), 1, 40)
     assert pulled == pytest.approx((1 - 0.95**tau) / 0.05, rel=1e-12)
-    decaying = work_of(epochs=3, batch_size=20, epoch_lr_decay=0.5, lr_decay=0.7)  # two steps each at 1, 1/2 and 1/4
+    # two steps each at 1, 1/2 and 1/4
+    decaying = make_local_training(epochs=3, batch_size=20, epoch_lr_decay=0.5, lr_decay=0.7)
     assert path_length(decaying, 9, 40) == pytest.approx(2 * 1.75, rel=1e-12)
 
 
@@ -58,7 +60,9 @@ def test_the_length_of_a_path_is_how_far_torchs_sgd_goes_on_a_constant_gradient(
     for _ in range(9):
         w.grad = torch.ones_like(w)
         sgd.step()
-    assert path_length(work_of(iterations=9, lr=0.05, momentum=0.8), 1, 40) == pytest.approx(-w.item() / 0.05, rel=1e-12)
+    assert path_length(make_local_training(iterations=9, lr=0.05, momentum=0.8), 1, 40) == pytest.approx(
+        -w.item() / 0.05, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +88,7 @@ def test_a_method_says_by_which_recipe_it_trains(name, local, expected):
 def test_with_equal_steps_it_is_fedavg():
     for weights in ("uniform", "samples"):
         local = WORK | {"epochs": None, "iterations": 3}
-        runs = [digits_run(name, 3, nodes=5, local=local, weights=weights)[0] for name in ("fednova", "fedavg")]
+        runs = [digits_run(name, 3, clients=5, local=local, weights=weights)[0] for name in ("fednova", "fedavg")]
         close(runs[0][-1], runs[1][-1])
 
 
@@ -104,5 +108,5 @@ def test_a_solver_whose_path_is_not_known_is_refused_in_one_line(changes):
 
 def test_stacked_equals_alone():
     local = WORK | {"batch_size": 9, "momentum": 0.5}
-    alone, stacked = (digits_run("fednova", 3, nodes=5, stack_size=size, local=local)[0] for size in (1, 3))
+    alone, stacked = (digits_run("fednova", 3, clients=5, stack_size=size, local=local)[0] for size in (1, 3))
     close(alone[-1], stacked[-1])

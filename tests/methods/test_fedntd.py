@@ -3,7 +3,7 @@
 import pytest
 import torch
 from hand import as_fedavg, class_losses
-from rig import same
+from helpers import same
 
 from contrafed.core.split_model import Features
 

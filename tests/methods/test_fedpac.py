@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hand import client_of, losses_of, rule_of
-from rig import Vector, build_received, close, config_of, digits_run, strategy_settings, workspace_of
+from helpers import Vector, build_received, close, config_of, digits_run, strategy_settings, workspace_of
 from scipy.optimize import minimize
 
 from contrafed.data.federation import Federation
@@ -93,7 +93,7 @@ def test_a_mixture_without_its_own_head_is_found():
     assert found == pytest.approx([0.1839, 0, 0.8161], abs=1e-4)
 
 
-def test_a_solver_that_gives_up_leaves_the_node_its_own_head(monkeypatch):
+def test_a_solver_that_gives_up_leaves_the_client_its_own_head(monkeypatch):
     def gives_up(matrix, target):
         raise RuntimeError("Maximum number of iterations reached.")
 
@@ -109,12 +109,12 @@ def test_a_matrix_that_says_nothing_has_no_minimum():
 
 
 @cache
-def node():
+def make_client():
     """Return a client and its received tensors of a first round."""
-    config = config_of("strategy=fedpac", "num_nodes=8", "model=mlp", "dataset.merge_splits=true")
+    config = config_of("strategy=fedpac", "num_clients=8", "model=mlp", "dataset.merge_splits=true")
     workspace = workspace_of(config, dtype=torch.float64)
     client = workspace.client_class(workspace, [0])
-    down, _ = client.messages(client.model, client.config)
+    down, _ = client.message_spec(client.model, client.config)
     start = {f"model/{n}": v for n, v in workspace.initial.items()}
     return client, {n: start.get(n, torch.zeros(s, dtype=torch.float64)).detach() for n, s in down.items()}
 
@@ -135,7 +135,7 @@ def test_statistics_by_hand():
     x, y = torch.tensor([1, 3, 2, 2], dtype=torch.uint8).view(4, 1, 1, 1), torch.tensor([0, 0, 1, 1])
     data = ImageData(x, y, torch.zeros(4, dtype=torch.bool), (0.0,), (1 / 255,), 2, None)
     federation = Federation(data, Partition([np.arange(4)], [np.arange(0)], y.numpy(), 2))
-    settings = config_of("num_nodes=1") | {"strategy": strategy_settings("fedpac")}
+    settings = config_of("num_clients=1") | {"strategy": strategy_settings("fedpac")}
     workspace = workspace_of(settings, dtype=torch.float64, federation=federation, model=Pixels())
     (update,) = workspace.client_class(workspace, [0]).update([build_received(workspace)], 1)
     assert update.tensors["stat/h"].tolist() == [[1.0], [1.0]]
@@ -145,12 +145,12 @@ def test_statistics_by_hand():
 
 def test_statistics_are_of_the_received_body_and_so_are_the_means_that_stand_in_for_prototypes():
     """Compare with the representations of a client's images, one class at a time."""
-    client, received = node()
+    client, received = make_client()
     seen, loss, workspace = [], client.loss, client.workspace
 
-    def record_loss(params, batch, constants):
-        seen.append(constants["own"])
-        return loss(params, batch, constants)
+    def record_loss(params, batch, loss_inputs):
+        seen.append(loss_inputs["own"])
+        return loss(params, batch, loss_inputs)
 
     client.loss = record_loss
     try:
@@ -176,30 +176,32 @@ def test_two_heads_are_mixed_by_hand():
     rule, model = rule_of("fedpac", (1, 1, 1), down), {"w": torch.zeros(1)}
     table = {"model/w": torch.zeros(1), "proto/mean": torch.zeros(1, 2), "proto/count": torch.ones(1)}
 
-    def build_reply(node, head, h):
+    def build_reply(client, head, h):
         own = {"head/classifier.w": torch.tensor([head]), "stat/h": torch.tensor([[h, 0.0]]), "stat/v": torch.tensor(1.0)}
-        return Reply(node, table | own, 1, {})
+        return Reply(client, table | own, 1, {})
 
     rule.aggregate(model, Replies([build_reply(0, 0.0, 0.0), build_reply(2, 6.0, 2.0)]))
     assert rule.broadcast(model)["head/valid"].item() == 0
-    assert rule.download(model, 1, False) is None
-    for node, head in ((0, 1.0), (2, 5.0)):
-        found = rule.download(model, node, False)
+    assert rule.per_client_broadcast(model, 1, False) is None
+    for client, head in ((0, 1.0), (2, 5.0)):
+        found = rule.per_client_broadcast(model, client, False)
         assert found["head/classifier.w"].item() == pytest.approx(head, abs=1e-6)
         assert found["head/valid"].item() == 1
     rule.aggregate(model, Replies([build_reply(2, 7.0, 2.0)]))
-    assert [rule.download(model, node, False)["head/classifier.w"].item() for node in (0, 2)] == pytest.approx([1, 7], abs=1e-6)
+    assert [rule.per_client_broadcast(model, client, False)["head/classifier.w"].item() for client in (0, 2)] == pytest.approx(
+        [1, 7], abs=1e-6
+    )
 
 
-def test_the_mixed_head_is_taken_where_there_is_one_and_judged():
-    client, received = node()
+def test_the_mixed_head_is_taken_where_there_is_one_and_evaluated():
+    client, received = make_client()
     mixed = {f"head/{n}": torch.full_like(client.workspace.initial[n], 0.25) for n in HEAD}
-    (own,) = client.judge([received], 1)
+    (own,) = client.evaluate_clients([received], 1)
     assert torch.equal(own.model["classifier.weight"], client.workspace.initial["classifier.weight"])
-    (given,) = client.judge([received | mixed | {"head/valid": torch.ones(())}], 1)
+    (given,) = client.evaluate_clients([received | mixed | {"head/valid": torch.ones(())}], 1)
     assert torch.equal(given.model["classifier.weight"], mixed["head/classifier.weight"])
     assert set(given.metrics) == {"loss", "accuracy", "trained/loss", "trained/accuracy"}
-    (after,) = client.judge([received | mixed | {"head/valid": torch.ones(())}], 1, post_train=True)
+    (after,) = client.evaluate_clients([received | mixed | {"head/valid": torch.ones(())}], 1, after_training=True)
     assert after.metrics["accuracy"] == after.metrics["trained/accuracy"]
     assert not torch.equal(after.model["classifier.weight"], mixed["head/classifier.weight"])  # it was trained on
 
@@ -215,7 +217,7 @@ def test_the_head_phase_has_a_rate_of_its_own():
     assert not torch.equal(head(0.01, 0.1), head(0.01, 0.2))
 
 
-def test_stacked_equals_alone_and_heads_stay_where_a_node_is_away():
+def test_stacked_equals_alone_and_heads_stay_where_a_client_is_away():
     alone, rule = digits_run("fedpac", schedule=ROUNDS, num_rounds=4, local=SHORT_TRAINING)
     stacked, other = digits_run("fedpac", schedule=ROUNDS, num_rounds=4, local=SHORT_TRAINING, stack_size=4)
     close(alone[-1], stacked[-1])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hand import rule_of
-from rig import close, config_of, digits_run, same, workspace_of
+from helpers import close, config_of, digits_run, same, workspace_of
 
 from contrafed.core.randomness import torch_generator
 from contrafed.core.tensors import select_prefix
@@ -47,7 +47,7 @@ def test_who_is_rewarded_for_what_by_hand():
     reports = [(0.5, 0.4, 1.0, 3), (0.7, 0.8, 2.0, 1)]
     replies = [
         Reply(
-            node,
+            client,
             {
                 "model/w": torch.ones(1),
                 "report/accuracy": torch.tensor(accuracy),
@@ -56,11 +56,11 @@ def test_who_is_rewarded_for_what_by_hand():
             size,
             {"loss": loss},
         )
-        for node, (accuracy, received, loss, size) in enumerate(reports)
+        for client, (accuracy, received, loss, size) in enumerate(reports)
     ]
     rule.aggregate({"w": torch.zeros(1)}, Replies(replies))
-    nodes, rewards = rule.round.node_metrics["reward"]
-    assert nodes.tolist() == [0, 1]
+    clients, rewards = rule.round.client_metrics["reward"]
+    assert clients.tolist() == [0, 1]
     assert rewards.tolist() == pytest.approx([0.5 + 0.5 / 4, 0.7 + 0.5 * 3 / 4])
     assert rule.state["global_accuracy"] == pytest.approx(0.5)
     assert rule.state["accuracy"].tolist() == pytest.approx([0.5, 0.7])
@@ -68,8 +68,8 @@ def test_who_is_rewarded_for_what_by_hand():
     assert rule.state["rollout"][0]["rewarded"].tolist() == [1, 0]  # their places in the draw
 
 
-def test_a_node_reports_the_accuracy_of_the_received_and_of_the_trained_model():
-    workspace = workspace_of(config_of("strategy=fedppo", "num_nodes=8", "model=mlp"), dtype=torch.float64)
+def test_a_client_reports_the_accuracy_of_the_received_and_of_the_trained_model():
+    workspace = workspace_of(config_of("strategy=fedppo", "num_clients=8", "model=mlp"), dtype=torch.float64)
     (update,) = workspace.client_class(workspace, [0]).update([{f"model/{n}": v for n, v in workspace.initial.items()}], 1)
     index = torch.from_numpy(workspace.federation.partition.train(0))
     found = []
@@ -173,7 +173,7 @@ def test_the_rule_learns_as_it_is_told(monkeypatch):
     assert same(idle.state["agent"], fresh_agent(8, idle.seed))
 
 
-def test_away_nodes_are_never_chosen_and_a_run_repeats():
+def test_away_clients_are_never_chosen_and_a_run_repeats():
     models, rule = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), **EARLY_LEARNING)
     again, other = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), **EARLY_LEARNING)
     assert same(models[-1], again[-1])
@@ -208,14 +208,14 @@ def test_stacked_equals_alone():
     close(alone[-1], stacked[-1])
 
 
-def test_a_failed_node_gives_no_reward_and_the_agent_still_learns():
+def test_a_failed_client_gives_no_reward_and_the_agent_still_learns():
     import contrafed.clients.fedppo
 
     class Fails(contrafed.clients.fedppo.FedPPOClient):
-        def local_work(self, stack):
-            if 5 in stack.nodes:
+        def local_update(self, stack):
+            if 5 in stack.clients:
                 raise RuntimeError("broken")
-            return super().local_work(stack)
+            return super().local_update(stack)
 
     models, rule = digits_run(
         "fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), may_fail=True, client_class=Fails, **{**EARLY_LEARNING, "choose": 4}

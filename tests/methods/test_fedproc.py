@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from rig import close, digits_run, same
+from helpers import close, digits_run, same
 
 from contrafed.training.base import Batch, Client
 from contrafed.training.losses import prototype_contrast
@@ -98,7 +98,7 @@ def test_stacked_equals_alone():
 def test_it_remembers_nothing():
     from contrafed.clients.fedproc import FedProcClient
 
-    assert FedProcClient.fresh_memory is Client.fresh_memory
+    assert FedProcClient.init_client_state is Client.init_client_state
 
 
 def _rule(name):

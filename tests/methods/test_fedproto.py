@@ -3,7 +3,7 @@
 import pytest
 import torch
 from hand import client_of, heads, losses_of, rule_of, whole
-from rig import close
+from helpers import close
 
 from contrafed.core.split_model import Features
 from contrafed.server.base import Replies, Reply

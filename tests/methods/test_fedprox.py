@@ -3,7 +3,7 @@
 import pytest
 import torch
 from hand import FULL_COHORTS, PATTERN, client_of
-from rig import close, digits_run, run_scalar, same
+from helpers import close, digits_run, run_scalar, same
 from step import loss_of
 
 
@@ -46,10 +46,10 @@ def test_a_strong_pull_keeps_a_model_where_it_was():
 @pytest.mark.parametrize("stack_size", [1, 4])
 def test_its_weight_means_what_every_methods_own_pull_means(stack_size):
     """mu/2 |w - W|^2 is equal in FedProx's loss and as local.proximal_weight with any loss."""
-    own, _ = digits_run("fedprox", 2, nodes=40, schedule=[range(4)] * 2, stack_size=stack_size, proximal_weight=0.7)
+    own, _ = digits_run("fedprox", 2, clients=40, schedule=[range(4)] * 2, stack_size=stack_size, proximal_weight=0.7)
     pulled, _ = digits_run(
-        "fedavg", 2, nodes=40, schedule=[range(4)] * 2, stack_size=stack_size, local={"proximal_weight": 0.7}
+        "fedavg", 2, clients=40, schedule=[range(4)] * 2, stack_size=stack_size, local={"proximal_weight": 0.7}
     )
     close(own[-1], pulled[-1], 1e-12)
-    free, _ = digits_run("fedavg", 2, nodes=40, schedule=[range(4)] * 2, stack_size=stack_size)
+    free, _ = digits_run("fedavg", 2, clients=40, schedule=[range(4)] * 2, stack_size=stack_size)
     assert not same(free[-1], pulled[-1])

@@ -4,14 +4,14 @@ import math
 
 import pytest
 import torch
-from rig import Schedule, close, config_of, digits_run, run_strategy, same, strategy_settings, workspace_of
+from helpers import Schedule, close, config_of, digits_run, run_strategy, same, strategy_settings, workspace_of
 
 from contrafed.clients.fedrcl import Config, _all, _hard
 from contrafed.core.client_run import choose
 from contrafed.core.errors import UserError
 from contrafed.core.schema import build
 from contrafed.core.split_model import build_model
-from contrafed.training.base import Batch, Client, Stack
+from contrafed.training.base import Batch, Client, ClientStack
 from contrafed.training.batches import Batches
 
 
@@ -72,7 +72,7 @@ def test_penalty_magnitudes_of_form_c(q, value):
 @pytest.mark.parametrize(("pairs", "form"), [("hard", _hard), ("all", _all)])
 def test_the_whole_loss_of_a_network_of_two_stages(pairs, form, levels, compared):
     """Contrast and penalty are means over the levels that there are: task + 0.7 (contrast + 0.3 penalty)."""
-    config = config_of("strategy=fedrcl", "num_nodes=4", "model=mlp", "model.hidden=[12,9]")
+    config = config_of("strategy=fedrcl", "num_clients=4", "model=mlp", "model.hidden=[12,9]")
     told = {"pairs": pairs, "levels": levels, "contrast_weight": 0.7, "penalty_weight": 0.3, "threshold": 0.0}
     config["strategy"] |= told
     workspace = workspace_of(config, dtype=torch.float64)
@@ -104,7 +104,8 @@ def test_the_released_codes_beta_raises_the_negatives_and_not_the_penaltys_weigh
     assert contrast == pytest.approx(math.log1p(math.exp(-14 + raised)), rel=1e-9)
     assert penalty == pytest.approx(16.0, rel=1e-12)
     loss = [
-        digits_run("fedrcl", 1, nodes=2, local=PLAIN_TRAINING, threshold=0.0, **c)[0][-1] for c in ({}, {"penalty_weight": 2.0})
+        digits_run("fedrcl", 1, clients=2, local=PLAIN_TRAINING, threshold=0.0, **c)[0][-1]
+        for c in ({}, {"penalty_weight": 2.0})
     ]
     assert not same(*loss)
     assert each(_hard, features, y, negative_weight=1.0) == plain
@@ -190,18 +191,20 @@ def test_fedcl_pushes_from_the_nearest_whatever_their_label():
 
 def two_views(pairs, **changes):
     """Return a FedCL client's contrast of a batch with two views, and the unit features (2b, D), first views first."""
-    config = config_of("strategy=fedcl", "strategy.views=2", f"strategy.pairs={pairs}", "num_nodes=4", "model=mlp")
+    config = config_of("strategy=fedcl", "strategy.views=2", f"strategy.pairs={pairs}", "num_clients=4", "model=mlp")
     config["strategy"] |= changes
     workspace = workspace_of(config, dtype=torch.float64)
     client, seen = workspace.client_class(workspace, [0]), []
     loss = client.loss
-    client.loss = lambda params, batch, constants: seen.append((params, batch, constants)) or loss(params, batch, constants)
+    client.loss = lambda params, batch, loss_inputs: (
+        seen.append((params, batch, loss_inputs)) or loss(params, batch, loss_inputs)
+    )
     client.update([{f"model/{n}": v for n, v in workspace.initial.items()}], 1)
-    params, batch, constants = seen[0]
-    assert not torch.equal(batch.x, constants["view"])
+    params, batch, loss_inputs = seen[0]
+    assert not torch.equal(batch.x, loss_inputs["view"])
     with torch.no_grad(), workspace.model.holding(params) as model:
-        features = torch.cat([model(x, with_levels=True).levels[0] for x in (batch.x, constants["view"])])
-        return client.loss(params, batch, constants)["contrast"].item(), torch.nn.functional.normalize(features), batch.y
+        features = torch.cat([model(x, with_levels=True).levels[0] for x in (batch.x, loss_inputs["view"])])
+        return client.loss(params, batch, loss_inputs)["contrast"].item(), torch.nn.functional.normalize(features), batch.y
 
 
 def test_fedcl_with_two_views_has_an_images_other_view_as_its_positive():
@@ -230,9 +233,9 @@ def test_with_two_views_and_labels_every_view_of_the_class_is_a_positive():
 
 
 def test_the_second_view_moves_no_draw_and_needs_augmentation():
-    config = config_of("strategy=fedcl", "num_nodes=4", "model=mlp")
+    config = config_of("strategy=fedcl", "num_clients=4", "model=mlp")
     workspace = workspace_of(config)
-    stack = Stack([2], [workspace.federation.partition.train(2)], 3, {}, {}, {})
+    stack = ClientStack([2], [workspace.federation.partition.train(2)], 3, {}, {}, {})
     batches = Batches.draw(workspace, workspace.config.local, stack, "batches")
     first = batches.augmented.clone()
     second = batches.second_view
@@ -254,10 +257,10 @@ PLAIN_TRAINING = {"epochs": None, "iterations": 3, "batch_size": 16, "augment": 
 def test_without_weights_it_is_fedavg_with_the_same_clipping_and_decay():
     """F1."""
     local = strategy_settings("fedrcl")["local"] | {"epochs": 2, "batch_size": 0.25}
-    fedavg, _ = digits_run("fedavg", 2, nodes=4, weights="uniform", local=local)
-    fedrcl, _ = digits_run("fedrcl", 2, nodes=4, contrast_weight=0.0, local=local)
+    fedavg, _ = digits_run("fedavg", 2, clients=4, weights="uniform", local=local)
+    fedrcl, _ = digits_run("fedrcl", 2, clients=4, contrast_weight=0.0, local=local)
     assert same(fedavg[-1], fedrcl[-1])
-    active, _ = digits_run("fedrcl", 2, nodes=4, local=local)
+    active, _ = digits_run("fedrcl", 2, clients=4, local=local)
     with pytest.raises(AssertionError):
         close(active[-1], fedavg[-1])
 
@@ -265,15 +268,15 @@ def test_without_weights_it_is_fedavg_with_the_same_clipping_and_decay():
 @pytest.mark.parametrize(("pairs", "tolerance"), [("all", 1e-12), ("hard", 1e-9)])
 def test_without_penalty_it_is_fedscl(pairs, tolerance):
     """F1: beta = 0, or a lambda that no pair reaches, which in form C differs by up to 4e-18 a pair."""
-    scl, _ = digits_run("fedscl", 2, nodes=4, local=PLAIN_TRAINING, pairs=pairs)
+    scl, _ = digits_run("fedscl", 2, clients=4, local=PLAIN_TRAINING, pairs=pairs)
     for changes in ({"penalty_weight": 0.0}, {"threshold": 1.1}):
-        models, _ = digits_run("fedrcl", 2, nodes=4, local=PLAIN_TRAINING, pairs=pairs, **changes)
+        models, _ = digits_run("fedrcl", 2, clients=4, local=PLAIN_TRAINING, pairs=pairs, **changes)
         close(models[-1], scl[-1], tolerance)
 
 
 def test_ablations_differ():
     runs = {
-        key: digits_run(name, 1, nodes=3, local=PLAIN_TRAINING, model="lenet", **changes)[0][-1]
+        key: digits_run(name, 1, clients=3, local=PLAIN_TRAINING, model="lenet", **changes)[0][-1]
         for key, name, changes in (
             ("rcl", "fedrcl", {"threshold": 0.0}),
             ("p", "fedrcl", {"threshold": 0.0, "pairs": "all"}),
@@ -292,7 +295,7 @@ def test_equal_sizes_make_uniform_and_samples_the_same():
     results = []
     for weights in ("uniform", "samples"):
         config = config_of(
-            "strategy=fedrcl", f"strategy.weights={weights}", "num_nodes=6", "model=mlp", "partition=balanced_dirichlet"
+            "strategy=fedrcl", f"strategy.weights={weights}", "num_clients=6", "model=mlp", "partition=balanced_dirichlet"
         )
         config["strategy"]["local"] |= PLAIN_TRAINING
         results.append(run_strategy(workspace_of(config, dtype=torch.float64), config, Schedule([range(6)] * 2), 2)[0][-1])
@@ -304,7 +307,7 @@ def test_equal_sizes_make_uniform_and_samples_the_same():
 def test_stacked_equals_one_by_one_on_convolutions(pairs, augment, views):
     runs = []
     for stack_size in (1, 3):
-        config = config_of("strategy=fedrcl", "num_nodes=6", "model=resnet18", "model.width=4", f"strategy.pairs={pairs}")
+        config = config_of("strategy=fedrcl", "num_clients=6", "model=resnet18", "model.width=4", f"strategy.pairs={pairs}")
         config["strategy"]["views"] = views
         config["strategy"]["local"] |= {"epochs": 2, "batch_size": 0.5, "augment": augment}
         workspace = workspace_of(config, dtype=torch.float64)
@@ -321,8 +324,8 @@ def test_levels_of_the_resnet():
 
 
 def test_it_remembers_nothing():
-    workspace = workspace_of(config_of("strategy=fedrcl", "num_nodes=4", "model=mlp"))
-    assert not workspace.client_class.remembers(workspace.model, workspace.config)
+    workspace = workspace_of(config_of("strategy=fedrcl", "num_clients=4", "model=mlp"))
+    assert not workspace.client_class.has_client_state(workspace.model, workspace.config)
 
 
 # --------------------------------------------------------------------------------------------------------------- precision
@@ -334,7 +337,9 @@ def test_mixed_precision_trains_in_bfloat16_where_it_is_allowed(monkeypatch, sta
 
     def train_models(mixed):
         local = {**PLAIN_TRAINING, "mixed_precision": mixed, "lr": 0.01}
-        models, _ = digits_run("fedrcl", 1, nodes=4, dtype=torch.float32, model="cnn_pmfl", stack_size=stack_size, local=local)
+        models, _ = digits_run(
+            "fedrcl", 1, clients=4, dtype=torch.float32, model="cnn_pmfl", stack_size=stack_size, local=local
+        )
         return models[0], models[-1]
 
     start, full = train_models(False)

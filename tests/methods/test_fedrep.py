@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from hand import EPOCH, LOCAL, golden_memory, heads, no_head_travels, whole
-from rig import Schedule, close, config_of, run_strategy, same, workspace_of
+from helpers import Schedule, close, config_of, run_strategy, same, workspace_of
 
 from contrafed.data.federation import Federation
 from contrafed.data.partition import Partition
@@ -15,7 +15,7 @@ from contrafed.training.batches import Batches
 def test_with_everything_in_the_head_it_is_local():
     """By hand: two head epochs of one step equal Local's two steps, and the body phase has nothing to train."""
     memory = golden_memory("fedrep", [[0, 1, 2]] * 3, head_epochs=2)
-    assert [float(memory[node]["personal/classifier.w"][0]) for node in range(3)] == pytest.approx(LOCAL, abs=1e-5)
+    assert [float(memory[client]["personal/classifier.w"][0]) for client in range(3)] == pytest.approx(LOCAL, abs=1e-5)
 
 
 def test_no_head_ever_travels():
@@ -39,16 +39,16 @@ def test_encoding_once_changes_nothing(monkeypatch, head, dropout):
     """The head phase over stored encoder outputs equals the one over images, alone and stacked."""
 
     def train_two_rounds(stack_size):
-        config = config_of("strategy=fedrep", "num_nodes=4", "model=cnn", "model.hidden=16", "model.projection=[9]")
+        config = config_of("strategy=fedrep", "num_clients=4", "model=cnn", "model.hidden=16", "model.projection=[9]")
         config["model"]["dropout"] = dropout
         config["strategy"] |= {"head": head, "head_epochs": 3}
         config["strategy"]["local"] |= {"batch_size": 7}
         workspace, grid = workspace_of(config, dtype=torch.float64), LocalGrid(4, stack_size)
         data, dealt = workspace.federation.data, workspace.federation.partition
-        parts = [dealt.train(node)[: 20 + 5 * node] for node in range(4)], [dealt.test(node) for node in range(4)]
+        parts = [dealt.train(client)[: 20 + 5 * client] for client in range(4)], [dealt.test(client) for client in range(4)]
         workspace.federation = Federation(data, Partition(*parts, data.y.numpy(), data.num_classes))
         models, _ = run_strategy(workspace, config, Schedule([range(4)] * 2), 2, grid=grid)
-        return models[-1] | {f"{k}/{n}": v for k in range(4) for n, v in grid.memory.get(1000 + k).items()}
+        return models[-1] | {f"{k}/{n}": v for k in range(4) for n, v in grid.client_states.get(1000 + k).items()}
 
     once, stacked = train_two_rounds(1), train_two_rounds(3)
     monkeypatch.setattr(Batches, "repeat", False)
@@ -59,28 +59,28 @@ def test_encoding_once_changes_nothing(monkeypatch, head, dropout):
 
 
 @pytest.mark.parametrize("epochs", [3, 0])
-@pytest.mark.parametrize("nodes", [[0], [2, 0, 3]])
-def test_a_frozen_encoder_sees_each_image_once(nodes, epochs):
+@pytest.mark.parametrize("clients", [[0], [2, 0, 3]])
+def test_a_frozen_encoder_sees_each_image_once(clients, epochs):
     """No method asks for it. It holds if no gradient passes the encoder, here in a test's own method."""
-    config = config_of("strategy=fedavg", "num_nodes=4", "model=mlp", "model.hidden=[6]")
+    config = config_of("strategy=fedavg", "num_clients=4", "model=mlp", "model.hidden=[6]")
     config["strategy"]["local"] |= {"epochs": epochs, "iterations": None}
     workspace, seen = workspace_of(config, dtype=torch.float64), []
     workspace.model.encoder.register_forward_hook(lambda module, args, out: seen.append(args[0].shape[0]))
 
     class HeadAlone(workspace.client_class):
-        def local_work(self, stack):
+        def local_update(self, stack):
             self.train(stack, parts=("projector", "classifier"))
-            return self.sent(stack)
+            return self.make_upload(stack)
 
     received = {f"model/{n}": v for n, v in workspace.initial.items()}
-    HeadAlone(workspace, nodes).update([received] * len(nodes), 1)
+    HeadAlone(workspace, clients).update([received] * len(clients), 1)
     # Under vmap one call serves all clients, and a client with fewer examples is padded.
-    longest = max(len(workspace.federation.partition.train(node)) for node in nodes)
+    longest = max(len(workspace.federation.partition.train(client)) for client in clients)
     assert sum(seen) == (longest if epochs else 0)
 
 
-def test_the_last_evaluation_also_judges_a_fitted_head_and_remembers_nothing():
-    config = config_of("strategy=fedrep", "num_nodes=4", "model=mlp")
+def test_the_last_evaluation_also_evaluates_a_fitted_head_and_remembers_nothing():
+    config = config_of("strategy=fedrep", "num_clients=4", "model=mlp")
     config["partition"]["test_fraction"] = 0.25
     workspace = workspace_of(config)
     client = workspace.client_class(workspace, [0])
@@ -88,8 +88,8 @@ def test_the_last_evaluation_also_judges_a_fitted_head_and_remembers_nothing():
 
     def evaluate_models(final):
         found = []
-        client.judged = lambda stack: found.append(type(client).judged(client, stack)) or found[0]
-        (score,) = client.judge([received], 3, final=final)
+        client.eval_models = lambda stack: found.append(type(client).eval_model(client, stack)) or found[0]
+        (score,) = client.evaluate_clients([received], 3, final=final)
         models = {name: {n: v[0] for n, v in model.items()} for name, model in found[0].items()}
         assert same(score.model, models["model"])
         assert set(models) == ({"model", "refit"} if final else {"model"})
@@ -100,9 +100,9 @@ def test_the_last_evaluation_also_judges_a_fitted_head_and_remembers_nothing():
     assert metrics["refit/loss"] < metrics["loss"]
     changed = {n for n, v in fitted.items() if not torch.equal(v, workspace.initial[n])}
     assert changed == {"classifier.weight", "classifier.bias"}
-    assert client.memories == [{}]
+    assert client.client_states == [{}]
     assert same(evaluate_models(final=False)[0], workspace.initial)
-    client.memories = [{f"personal/{n}": fitted[n].clone() for n in ("classifier.weight", "classifier.bias")}]
+    client.client_states = [{f"personal/{n}": fitted[n].clone() for n in ("classifier.weight", "classifier.bias")}]
     assert same(evaluate_models(final=False)[0], fitted)
     assert not torch.equal(evaluate_models(final=True)[0]["classifier.weight"], fitted["classifier.weight"])
-    assert torch.equal(client.memories[0]["personal/classifier.weight"], fitted["classifier.weight"])
+    assert torch.equal(client.client_states[0]["personal/classifier.weight"], fitted["classifier.weight"])

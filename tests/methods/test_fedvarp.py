@@ -4,48 +4,48 @@ import numpy as np
 import pytest
 import torch
 from hand import COHORTS_WITH_ABSENCES, FULL_COHORTS, GOLDEN, PATTERN, WORK, path, rule_of
-from rig import close, digits_run, run_scalar, same
+from helpers import close, digits_run, run_scalar, same
 
 from contrafed.strategies.fedvarp import FedVARP
 
 
-def test_two_nodes_by_hand():
+def test_two_clients_by_hand():
     """S = {1}, {2}, {1} with Delta = 1, 3, 2 give v = 1, 3.5, 3. W adds eta_g v."""
     for rate in (1.0, 0.5):
         models, _ = path(rule_of("fedvarp", (4, 4), server_lr=rate), [{0: 1}, {1: 3}, None, {0: 2}])
         assert models == pytest.approx([rate, 4.5 * rate, 4.5 * rate, 7.5 * rate], rel=1e-12)
 
 
-def test_the_mean_over_draws_of_one_node_is_the_mean_update():
+def test_the_mean_over_draws_of_one_client_is_the_mean_update():
     """For any table, E v = mean Delta over all clients, here with y = (5, -1, 2) and Delta = (1, 2, 6)."""
     steps = []
-    for node in range(3):
-        before, after = path(rule_of("fedvarp", (4, 4, 4)), [{0: 5, 1: -1, 2: 2}, {node: (1, 2, 6)[node]}])[0]
+    for client in range(3):
+        before, after = path(rule_of("fedvarp", (4, 4, 4)), [{0: 5, 1: -1, 2: 2}, {client: (1, 2, 6)[client]}])[0]
         steps.append(after - before)
     assert np.mean(steps) == pytest.approx(3, rel=1e-12)
 
 
-def test_the_table_holds_every_nodes_last_update_and_their_mean():
+def test_the_table_holds_every_clients_last_update_and_their_mean():
     kept = []
 
     class Seen(FedVARP):
         def aggregate(self, model, replies):
-            kept.append({reply.node: reply.get_tensors("delta") for reply in replies})
+            kept.append({reply.client: reply.get_tensors("delta") for reply in replies})
             return super().aggregate(model, replies)
 
-    _, rule = digits_run("fedvarp", 4, nodes=5, schedule=COHORTS_WITH_ABSENCES, local=WORK, rule=Seen)
-    last = {node: delta for seen in kept for node, delta in seen.items()}
+    _, rule = digits_run("fedvarp", 4, clients=5, schedule=COHORTS_WITH_ABSENCES, local=WORK, rule=Seen)
+    last = {client: delta for seen in kept for client, delta in seen.items()}
     assert rule.state["latest"].keys() == last.keys() == {0, 1, 2, 3, 4}
-    for node, delta in last.items():
-        close(rule.state["latest"][node], delta, 1e-15)
+    for client, delta in last.items():
+        close(rule.state["latest"][client], delta, 1e-15)
     mean = {n: sum(delta[n].double() for delta in last.values()) / 5 for n in last[0]}
     close(rule.state["mean"], mean, 1e-12)
 
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 def test_with_everybody_there_it_is_fedavg(weights):
-    same_nodes = {"nodes": 5, "local": WORK, "weights": weights}
-    runs = [digits_run(name, 3, **same_nodes)[0] for name in ("fedvarp", "fedavg")]
+    same_clients = {"clients": 5, "local": WORK, "weights": weights}
+    runs = [digits_run(name, 3, **same_clients)[0] for name in ("fedvarp", "fedavg")]
     for a, b in zip(*runs, strict=True):
         close(a, b, 1e-12)
 
@@ -57,10 +57,10 @@ def test_golden_values(stack_size):
 
 
 def test_only_what_travels_is_in_the_table():
-    _, rule = digits_run("fedper", 2, nodes=3, server="fedvarp")
-    names = set(rule.travelling)
+    _, rule = digits_run("fedper", 2, clients=3, server="fedvarp")
+    names = set(rule.shared_names)
     assert names
     assert all(set(y) == names for y in rule.state["latest"].values())
-    models, _ = digits_run("fedper", 2, nodes=3, server="fedvarp")
+    models, _ = digits_run("fedper", 2, clients=3, server="fedvarp")
     assert same({"x": models[0]["classifier.weight"]}, {"x": models[-1]["classifier.weight"]})
     assert all(isinstance(value, torch.Tensor) for value in rule.state["mean"].values())

@@ -2,7 +2,7 @@
 
 import pytest
 from hand import FULL_COHORTS, PATTERN, whole
-from rig import run_scalar
+from helpers import run_scalar
 
 
 def test_with_everything_in_the_classifier_it_is_fedavg():
@@ -24,5 +24,5 @@ def test_bodies_stay_and_the_classifier_alone_moves_on_the_server():
     model, memory, strategy = whole("lgfedavg", [[0, 1]])
     assert all(n.split("/")[-1].startswith(("encoder", "projector")) for n in memory)
     assert any((v != memory[n.replace("1000/", "1001/")]).any() for n, v in memory.items() if n.startswith("1000/"))
-    assert set(strategy.up) == {"model/classifier.weight", "model/classifier.bias"}
+    assert set(strategy.upload_spec) == {"model/classifier.weight", "model/classifier.bias"}
     assert {n for n, v in model.items() if (v != initial[n]).any()} == {"classifier.weight", "classifier.bias"}

@@ -2,10 +2,10 @@
 
 import pytest
 from hand import FULL_COHORTS, GOLDEN, PATTERN, WORK, path, rule_of
-from rig import close, digits_run, run_scalar
+from helpers import close, digits_run, run_scalar
 
 
-def test_two_nodes_by_hand():
+def test_two_clients_by_hand():
     """S = {1}, {2}, {1} with Delta = 1, 3, 2 give steps 0.5, 2, 2.5. An empty round moves by the mean as well."""
     for rate in (1.0, 0.5):
         models, _ = path(rule_of("mifa", (4, 4), server_lr=rate), [{0: 1}, {1: 3}, None, {0: 2}])
@@ -18,8 +18,8 @@ def test_before_anybody_came_nothing_moves():
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 def test_with_everybody_there_it_is_fedavg(weights):
-    same_nodes = {"nodes": 5, "local": WORK | {"lr_decay": 0.9}, "weights": weights}
-    runs = [digits_run(name, 3, **same_nodes)[0] for name in ("mifa", "fedavg")]
+    same_clients = {"clients": 5, "local": WORK | {"lr_decay": 0.9}, "weights": weights}
+    runs = [digits_run(name, 3, **same_clients)[0] for name in ("mifa", "fedavg")]
     for a, b in zip(*runs, strict=True):
         close(a, b, 1e-12)
 

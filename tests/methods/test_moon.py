@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from hand import FULL_COHORTS, PATTERN, WORK, client_of
-from rig import Schedule, close, config_of, digits_run, run_scalar, run_strategy, workspace_of
+from helpers import Schedule, close, config_of, digits_run, run_scalar, run_strategy, workspace_of
 from step import loss_of
 
 from contrafed.core.tensors import select_prefix
@@ -21,27 +21,27 @@ def test_loss_by_hand():
 
 def test_in_a_first_round_it_is_ln2_with_no_gradient():
     client = client_of("moon")
-    memory = client.fresh_memory({"model/classifier.w": torch.tensor([1.0, 2.0], dtype=torch.float64)})
+    memory = client.init_client_state({"model/classifier.w": torch.tensor([1.0, 2.0], dtype=torch.float64)})
     losses, w = loss_of(client, [2.0, -1.0], [1.0, 2.0], {n: v[None] for n, v in memory.items()})
     assert losses["contrast"].item() == pytest.approx(math.log(2), rel=1e-12)
     (gradient,) = torch.autograd.grad(losses["contrast"], w)
     assert gradient.abs().max().item() < 1e-12
 
 
-def test_what_a_node_trained_is_its_previous_model_in_its_next_round():
+def test_what_a_client_trained_is_its_previous_model_in_its_next_round():
     """It is not the received model."""
-    workspace = workspace_of(config_of("strategy=moon", "num_nodes=4", "model=mlp", "model.hidden=[8]"), dtype=torch.float64)
+    workspace = workspace_of(config_of("strategy=moon", "num_clients=4", "model=mlp", "model.hidden=[8]"), dtype=torch.float64)
     client, received = workspace.client_class(workspace, [0]), {f"model/{n}": v for n, v in workspace.initial.items()}
     (update,) = client.update([received], 1)
-    assert select_prefix(update.memory, "previous").keys() == workspace.initial.keys()
-    for name, previous in select_prefix(update.memory, "previous").items():
+    assert select_prefix(update.client_state, "previous").keys() == workspace.initial.keys()
+    for name, previous in select_prefix(update.client_state, "previous").items():
         assert torch.equal(previous, update.tensors[f"model/{name}"])
         assert not torch.equal(previous, received[f"model/{name}"])
     seen, loss, z = [], client.loss, client.represent
-    client.loss = lambda params, batch, constants: (
-        seen.append((batch.x, constants["previous"])) or loss(params, batch, constants)
+    client.loss = lambda params, batch, loss_inputs: (
+        seen.append((batch.x, loss_inputs["previous"])) or loss(params, batch, loss_inputs)
     )
-    client.memories = [update.memory]
+    client.client_states = [update.client_state]
     client.update([received], 2)
     for x, previous in seen:
         torch.testing.assert_close(previous, z(select_prefix(update.tensors, "model"), x))
@@ -73,7 +73,7 @@ def test_its_first_round_is_fedavgs():
 @pytest.mark.parametrize("stack_size", [1, 2])
 def test_an_example_is_represented_once_a_round_and_means_the_same(stack_size):
     """Three epochs with stored representations equal three that compute both models for every batch."""
-    config = config_of("strategy=moon", "num_nodes=30", "model=mlp", "model.hidden=[8]", "partition.min_node_size=5")
+    config = config_of("strategy=moon", "num_clients=30", "model=mlp", "model.hidden=[8]", "partition.min_client_size=5")
     config["strategy"]["local"] |= {"iterations": None, "epochs": 3}
     workspace, calls = workspace_of(config, dtype=torch.float64), {"often": 0, "once": 0}
 
@@ -89,11 +89,11 @@ def test_an_example_is_represented_once_a_round_and_means_the_same(stack_size):
 
         def train(self, stack, frozen, **options):
             def anew(now):
-                models = {"global": now.stack.global_model, "previous": select_prefix(now.stack.memory, "previous")}
+                models = {"global": now.stack.global_model, "previous": select_prefix(now.stack.state, "previous")}
                 return {name: each_image(self.represent, params, now.batch.x) for name, params in models.items()}
 
             assert frozen.keys() == {"global", "previous"}
-            return super().train(stack, each_step=anew, **options)
+            return super().train(stack, before_step=anew, **options)
 
     models = []
     for kind in (Once, Often):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hand import client_of, heads, losses_of, no_head_travels, rule_of, whole
-from rig import close, config_of, workspace_of
+from helpers import close, config_of, workspace_of
 
 from contrafed.server.base import Replies, Reply
 from contrafed.training.losses import cosine
@@ -73,7 +73,7 @@ def test_of_the_frozen_model_the_head_may_be_the_new_one():
                 close(first, second)
 
 
-def test_the_bank_pools_every_nodes_latest_centres():
+def test_the_bank_pools_every_clients_latest_centres():
     """Clients 0 (3 examples) and 1 (1 example) hold class 0. In the next round only client 1 uploads, also of class 1."""
     rounds = [
         [(0, [3.0, 0.0], [[1.0], [0.0]]), (1, [1.0, 0.0], [[5.0], [0.0]])],
@@ -120,14 +120,14 @@ def test_holders_of_a_class_weigh_as_centre_weights_says(weights, expected):
 
 def test_a_loss_is_averaged_over_the_examples_that_had_it():
     """Only the body phase has the contrast, so the head epochs must not reduce its mean."""
-    config = config_of("strategy=mpfedcon", "num_nodes=4", "model=mlp", "model.hidden=[12]", "model.projection=[9]")
+    config = config_of("strategy=mpfedcon", "num_clients=4", "model=mlp", "model.hidden=[12]", "model.projection=[9]")
     config["strategy"] |= {"invalid_centre": "zero_vector", "head_epochs": 3}
     workspace = workspace_of(config, dtype=torch.float64)
     seen = []
 
     class Watched(workspace.client_class):
-        def loss(self, params, batch, constants):
-            losses = super().loss(params, batch, constants)
+        def loss(self, params, batch, loss_inputs):
+            losses = super().loss(params, batch, loss_inputs)
             seen.append(losses["contrast"].item())
             return losses
 
@@ -148,10 +148,10 @@ def test_neither_head_nor_projector_ever_travels():
 def test_the_label_rule_of_gradient_leakage_finds_no_input():
     """M8 (iDLG): one step on one example reveals its label in the classifier's update, which MpFedcon never uploads."""
     for name in ("fedavg", "mpfedcon"):
-        config = config_of(f"strategy={name}", "num_nodes=4", "model=mlp")
+        config = config_of(f"strategy={name}", "num_clients=4", "model=mlp")
         config["strategy"]["local"] |= {"epochs": None, "iterations": 1, "batch_size": 1, "momentum": 0.0}
         workspace = workspace_of(config, dtype=torch.float64)
-        workspace.federation.partition.train = lambda node: np.array([17])
+        workspace.federation.partition.train = lambda client: np.array([17])
         client = workspace.client_class(workspace, [0])
         received = client.get_parameters({})
         upload = dict(zip(client.names("up"), client.fit(received, {})[0], strict=True))

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers import close, config_of, digits_run, strategy_settings, workspace_of
 from left import (
     ABSENCES,
     FULL_COHORTS,
@@ -11,11 +12,10 @@ from left import (
     SHORT_TRAINING,
     build_broadcast,
     digits_left,
+    scalar_client,
     scalar_left,
-    scalar_node,
     stacked_equals_alone,
 )
-from rig import close, config_of, digits_run, strategy_settings, workspace_of
 from torch.utils._pytree import tree_map
 
 from contrafed.clients.perfedavg import dealt
@@ -37,19 +37,19 @@ def test_golden_values(gradient, wanted, stack_size):
         assert run.w == pytest.approx(values, abs=1e-5)
 
 
-def test_golden_values_of_judging_which_changes_nothing():
+def test_golden_values_of_evaluating_which_changes_nothing():
     run = scalar_left("perfedavg", FULL_COHORTS, inner_lr=0.1)
-    assert [run.evaluate_client(node, final=False) for node in range(3)] == pytest.approx(
+    assert [run.evaluate_client(client, final=False) for client in range(3)] == pytest.approx(
         [2.349526, 2.949526, 2.649526], abs=1e-5
     )
-    assert run.memory == {}
-    assert [run.evaluate_client(node) for node in range(3)] == [run.evaluate_client(node) for node in range(3)]
+    assert run.client_state == {}
+    assert [run.evaluate_client(client) for client in range(3)] == [run.evaluate_client(client) for client in range(3)]
 
 
 @pytest.mark.parametrize(("gradient", "w"), [("first_order", 0.09), ("hessian_free", 0.081), ("exact", 0.081)])
 def test_a_step_by_hand(gradient, w):
     """f = (w - 1)^2 / 2, w = 0, a = b = 0.1."""
-    (update,) = scalar_node("perfedavg", 1, inner_lr=0.1, gradient=gradient).update([build_broadcast(model=0.0)], 1)
+    (update,) = scalar_client("perfedavg", 1, inner_lr=0.1, gradient=gradient).update([build_broadcast(model=0.0)], 1)
     assert float(update.tensors["model/classifier.w"]) == pytest.approx(w, abs=1e-10)
 
 
@@ -69,12 +69,12 @@ def test_a_batch_is_dealt_out_in_turn_and_a_small_one_is_whole_in_each():
 
 def test_with_a_of_0_it_is_fedavg_on_the_second_halves():
     class Halves(Client):
-        def local_work(self, stack):
-            self.train(stack, work=replace(self.config.local, batch_size=16))
-            return self.sent(stack)
+        def local_update(self, stack):
+            self.train(stack, local_training=replace(self.config.local, batch_size=16))
+            return self.make_upload(stack)
 
-        def loss(self, params, batch, constants):
-            return super().loss(params, dealt(batch, 2)[1], constants)
+        def loss(self, params, batch, loss_inputs):
+            return super().loss(params, dealt(batch, 2)[1], loss_inputs)
 
     run = digits_left("perfedavg", inner_lr=0.0)
     models, _ = digits_run("fedavg", len(ABSENCES), schedule=ABSENCES, client_class=Halves, local=SHORT_TRAINING)
@@ -83,7 +83,7 @@ def test_with_a_of_0_it_is_fedavg_on_the_second_halves():
 
 def direction(gradient, difference=1e-3):
     """Return the step's direction on a network, with one example in each of a step's batches."""
-    config = config_of("strategy=perfedavg", "num_nodes=8", "model=mlp", "model.hidden=[16]")
+    config = config_of("strategy=perfedavg", "num_clients=8", "model=mlp", "model.hidden=[16]")
     config["strategy"] = strategy_settings("perfedavg", gradient=gradient, difference=difference, inner_lr=0.5)
     workspace = workspace_of(config, dtype=torch.float64)
     client = workspace.client_class(workspace, [0])

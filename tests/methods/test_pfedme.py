@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from left import FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_left, scalar_node, stacked_equals_alone
-from rig import close, config_of
+from helpers import close, config_of
+from left import FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_client, scalar_left, stacked_equals_alone
 
 from contrafed.clients.pfedme import PFedMeClient
 from contrafed.config.run_config import resolve
@@ -25,26 +25,26 @@ def test_golden_values(rounds, w, theta, stack_size):
     run = scalar_left("pfedme", rounds, stack_size=stack_size, local=RATE)
     assert run.w == pytest.approx(w, abs=1e-5)
     assert run.list_state_numbers("own/classifier.w") == pytest.approx(theta, abs=1e-5)
-    assert [run.evaluate_client(node) for node in range(3)] == run.list_state_numbers("own/classifier.w")
+    assert [run.evaluate_client(client) for client in range(3)] == run.list_state_numbers("own/classifier.w")
 
 
 def test_an_exact_inner_solution_by_hand():
     """f = (theta - 1)^2 / 2, w = 0, lambda = 15 give theta = 1 / 16, then w = 0.005 * 15 / 16."""
-    (update,) = scalar_node("pfedme", 1, inner_steps=400, local=RATE).update([build_broadcast(model=0.0)], 1)
-    assert float(update.memory["own/classifier.w"]) == pytest.approx(0.0625, abs=1e-12)
+    (update,) = scalar_client("pfedme", 1, inner_steps=400, local=RATE).update([build_broadcast(model=0.0)], 1)
+    assert float(update.client_state["own/classifier.w"]) == pytest.approx(0.0625, abs=1e-12)
     assert float(update.tensors["model/classifier.w"]) == pytest.approx(0.0046875, abs=1e-12)
 
 
 def test_inner_steps_by_hand():
     """Two steps a batch, two batches, f = (theta - 1)^2 / 2, w = 0, lambda = 1, rates 0.1 and 0.5."""
     changes = {"inner_steps": 2, "pull_weight": 1.0, "outer_lr": 0.5, "local": {"iterations": 2}}
-    (update,) = scalar_node("pfedme", 1, **changes).update([build_broadcast(model=0.0)], 1)
+    (update,) = scalar_client("pfedme", 1, **changes).update([build_broadcast(model=0.0)], 1)
     w = theta = 0.0
     for _ in range(2):
         for _ in range(2):
             theta -= 0.1 * (theta - 1 + theta - w)
         w -= 0.5 * (w - theta)
-    assert float(update.memory["own/classifier.w"]) == pytest.approx(theta, abs=1e-12)
+    assert float(update.client_state["own/classifier.w"]) == pytest.approx(theta, abs=1e-12)
     assert float(update.tensors["model/classifier.w"]) == pytest.approx(w, abs=1e-12)
 
 
@@ -54,8 +54,8 @@ def test_without_the_pull_w_stays_and_theta_trains_alone():
         close(model, run.models[0], tolerance=1e-12)  # a mean of equal models
     first = digits_left("pfedme", [[0, 1, 2, 3]], pull_weight=0.0, inner_steps=1)
     once = digits_left("local", [[0, 1, 2, 3]], local={"weight_decay": 0.001})
-    for node in first.memory:
-        close(first.own(node), once.own(node, "personal"), tolerance=1e-12)
+    for client in first.client_state:
+        close(first.own(client), once.own(client, "personal"), tolerance=1e-12)
 
 
 def test_the_server_goes_a_part_of_the_way():
@@ -70,7 +70,7 @@ def test_a_step_of_w_beyond_theta_is_refused():
         resolve(config_of("strategy=pfedme", "strategy.outer_lr=0.1", "strategy.pull_weight=10"))
 
 
-def test_a_node_never_seen_is_judged_by_what_it_received():
+def test_a_client_never_seen_is_evaluated_by_what_it_received():
     run = scalar_left("pfedme", [[0, 1]] * 2, local=RATE)
     assert run.evaluate_client(2) == run.w[-1] != 2.0
 
@@ -79,9 +79,9 @@ def test_a_batch_is_the_same_images_for_all_its_steps():
     seen = []
 
     class Watching(PFedMeClient):
-        def loss(self, params, batch, constants):
+        def loss(self, params, batch, loss_inputs):
             seen.append(batch.x.clone())
-            return super().loss(params, batch, constants)
+            return super().loss(params, batch, loss_inputs)
 
     local = {"augment": ["crop"], "epochs": None, "iterations": 2}
     digits_left("pfedme", [[0]], client_class=Watching, inner_steps=3, local=local)

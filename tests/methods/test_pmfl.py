@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from hand import FULL_COHORTS, PATTERN, client_of, rule_of
-from rig import (
+from helpers import (
     Schedule,
     Vector,
     close,
@@ -63,13 +63,13 @@ def test_threshold_readings_differ_as_they_should():
     0.9, 0.2 and -0.3 sum to 2.71828 + 6.04965 + 1.49182 + 0.54881 = 10.80857.
     """
     values = {}
-    for reading in ("previous", "node", "current", "literal"):
+    for reading in ("previous", "client", "current", "literal"):
         client = client_of("pmfl", buffer_size=3, threshold=reading)
         memory = pmfl_memory([angle(0.9), angle(0.2), angle(-0.3)], previous=[0.911684, -0.410885])
         losses, _ = loss_of(client, [1.0, 0.0], angle(0.5), memory)
         values[reading] = losses["contrast"].item()
     assert values["previous"] == pytest.approx(math.log(10.80857 / 10.25975), abs=1e-6)
-    assert values["node"] == pytest.approx(values["previous"], rel=1e-12)  # one example: the mean is its own
+    assert values["client"] == pytest.approx(values["previous"], rel=1e-12)  # one example: the mean is its own
     assert values["current"] == pytest.approx(math.log(10.80857 / 8.76793), abs=1e-6)
     assert values["literal"] == pytest.approx(math.log(10.80857 / 2.71828), abs=2e-6)
 
@@ -112,26 +112,26 @@ def test_buffer_holds_the_last_iterates_across_rounds(start):
     local = {"iterations": 2, "batch_size": 1, "lr": 0.1}
     threshold = {"received": "previous", "previous": "literal"}[start]  # each needs the previous model in the client state
     strategy = strategy_settings("pmfl", buffer_size=3, buffer_start=start, threshold=threshold, local=local)
-    workspace = scalar_workspace(config_of("num_nodes=1") | {"strategy": strategy}, Vector([1.0, 2.0]), targets=(3,))
+    workspace = scalar_workspace(config_of("num_clients=1") | {"strategy": strategy}, Vector([1.0, 2.0]), targets=(3,))
     client = workspace.client_class(workspace, [0])
     iterates, loss = [], client.loss
 
-    def record_iterate(params, batch, constants):
+    def record_iterate(params, batch, loss_inputs):
         iterates.append(params["classifier.w"].detach().clone())
-        return loss(params, batch, constants)
+        return loss(params, batch, loss_inputs)
 
     client.loss = record_iterate
     received = {"model/classifier.w": torch.tensor([1.0, 2.0], dtype=torch.float64)}
     for server_round in (1, 2):
         (update,) = client.update([received], server_round)
-        client.memories, end = [update.memory], received["model/classifier.w"] + update.tensors["delta/classifier.w"]
+        client.client_states, end = [update.client_state], received["model/classifier.w"] + update.tensors["delta/classifier.w"]
         if server_round == 1 and start == "previous":
             iterates.append(end)
     if start == "previous":
         del iterates[3]  # W, which the second round began from
-    torch.testing.assert_close(update.memory["previous/classifier.w"], end)
-    assert update.memory["pushed"].item() == 4
-    held = {tuple(row.tolist()) for row in update.memory["buffer/classifier.w"]}
+    torch.testing.assert_close(update.client_state["previous/classifier.w"], end)
+    assert update.client_state["pushed"].item() == 4
+    held = {tuple(row.tolist()) for row in update.client_state["buffer/classifier.w"]}
     assert held == {tuple(i.tolist()) for i in iterates[1:]}
 
 
@@ -143,8 +143,8 @@ def test_buffer_holds_the_last_iterates_across_rounds(start):
     ("scope", "size", "start", "threshold"),
     [
         ("across", 3, "received", "previous"),
-        ("within", 3, "received", "node"),
-        ("across", 60, "received", "node"),
+        ("within", 3, "received", "client"),
+        ("across", 60, "received", "client"),
         ("across", 3, "previous", "previous"),
     ],
 )
@@ -154,18 +154,18 @@ def test_compares_with_what_its_buffer_holds(scope, size, start, threshold, loca
     Clients participate unequally often, so that a stack has buffers of different fill. The last to fill stays longest. The
     threshold is the cosine of the received and the previous model's representations of each image, or its mean.
     """
-    config = config_of("strategy=pmfl", "num_nodes=12", "model=mlp", "model.hidden=[8]", f"strategy.buffer_scope={scope}")
+    config = config_of("strategy=pmfl", "num_clients=12", "model=mlp", "model.hidden=[8]", f"strategy.buffer_scope={scope}")
     config["strategy"] |= {"buffer_size": size, "buffer_start": start, "threshold": threshold}
     config["strategy"]["local"] |= local
     workspace, steps, pairs = workspace_of(config, dtype=torch.float64), [], []
     past, ended, began = {}, {}, set()  # per client: iterates, newest first, final model, and whether it has one
 
     class Watched(workspace.client_class):
-        def train(self, stack, each_step, **options):
+        def train(self, stack, before_step, **options):
             def record_pairs(now):
                 # A failure in this function fails a client, not the test.
                 anew, there, mu = self.anew(now)
-                found = each_step(now)
+                found = before_step(now)
                 steps.append((now.number, len(now.stack)))
                 pairs.append((~found["missing"], there))
                 real = there[:, None, :, None] * now.batch.mask[..., None, None]
@@ -173,28 +173,28 @@ def test_compares_with_what_its_buffer_holds(scope, size, start, threshold, loca
                 pairs.append((found["mu"] * now.batch.mask, mu * now.batch.mask))
                 return found
 
-            losses = super().train(stack, each_step=record_pairs, **options)
-            ended.update({node: row_of(stack.params, k) for k, node in enumerate(stack.nodes)})
-            began.update(stack.nodes)
+            losses = super().train(stack, before_step=record_pairs, **options)
+            ended.update({client: row_of(stack.params, k) for k, client in enumerate(stack.clients)})
+            began.update(stack.clients)
             return losses
 
         def anew(self, now):
-            nodes, received = now.stack.nodes, now.stack.global_model
-            rows = [row_of(received, k) for k in range(len(nodes))]
+            clients, received = now.stack.clients, now.stack.global_model
+            rows = [row_of(received, k) for k in range(len(clients))]
             if now.number == 0 and scope == "within":
-                past.update({node: [] for node in nodes})
-            held = [past.setdefault(node, [])[:size] for node in nodes]
+                past.update({client: [] for client in clients})
+            held = [past.setdefault(client, [])[:size] for client in clients]
             ages = range(max(map(len, held)))
             older = [[mine[age] if age < len(mine) else row for mine, row in zip(held, rows, strict=True)] for age in ages]
-            last = [ended.get(node, row) for node, row in zip(nodes, rows, strict=True)]
+            last = [ended.get(client, row) for client, row in zip(clients, rows, strict=True)]
             z, previous, *others = (unit(self.of_all(models, now.batch.x)) for models in (rows, last, *older))
-            for k, node in enumerate(nodes):
+            for k, client in enumerate(clients):
                 pushed = last[k] if now.number == 0 and start == "previous" else row_of(now.stack.params, k)
-                past[node].insert(0, pushed)
+                past[client].insert(0, pushed)
             since, mask = (z * previous).sum(-1), now.batch.mask
-            if threshold == "node":
+            if threshold == "client":
                 since = ((since * mask).sum(1) / mask.sum(1)).unsqueeze(1).expand_as(since)
-            first = torch.tensor([node not in began for node in nodes]).unsqueeze(1)
+            first = torch.tensor([client not in began for client in clients]).unsqueeze(1)
             there = torch.tensor([[True] + [age < len(mine) for age in ages] for mine in held])
             return torch.stack([z, *others], dim=2), there, since.masked_fill(first, 1)
 
@@ -203,7 +203,7 @@ def test_compares_with_what_its_buffer_holds(scope, size, start, threshold, loca
 
     workspace.client_class = Watched
     run_strategy(workspace, config, Schedule([[0, 2], [0, 1], [1, 2], [0, 1, 2]]), 4, stack_size=stack_size)
-    sizes = [len(workspace.federation.partition.train(node)) for node in range(3)]
+    sizes = [len(workspace.federation.partition.train(client)) for client in range(3)]
     assert len(set(sizes)) > 1
     assert {step for step, _ in steps} == set(range(max(map(workspace.config.local.steps, sizes))))
     assert {alive for _, alive in steps} >= {1, stack_size}
@@ -218,7 +218,7 @@ def row_of(model, k):
 
 def test_asks_each_frozen_model_once_for_all_steps_that_need_it():
     """Five steps and iterates need 10 passes instead of 31: 5 old and 3 new iterates, the received and the previous model."""
-    config = config_of("strategy=pmfl", "num_nodes=1", "model=mlp", "model.hidden=[8]", "strategy.local.iterations=5")
+    config = config_of("strategy=pmfl", "num_clients=1", "model=mlp", "model.hidden=[8]", "strategy.local.iterations=5")
     workspace = workspace_of(config)
     calls, held = [], []
 
@@ -227,9 +227,11 @@ def test_asks_each_frozen_model_once_for_all_steps_that_need_it():
             calls.append(len(x))
             return super().represent(params, x)
 
-        def train(self, stack, each_step, **options):
+        def train(self, stack, before_step, **options):
             held.append(weakref.ref(stack))
-            return super().train(stack, each_step=lambda now: held.append(weakref.ref(now.stack)) or each_step(now), **options)
+            return super().train(
+                stack, before_step=lambda now: held.append(weakref.ref(now.stack)) or before_step(now), **options
+            )
 
     client, received = Counted(workspace, [0]), {f"model/{n}": v for n, v in workspace.initial.items()}
     gc.disable()  # what a round leaves behind in a cycle is 12 models, until some collection
@@ -237,7 +239,7 @@ def test_asks_each_frozen_model_once_for_all_steps_that_need_it():
         for server_round in (1, 2):
             calls.clear()
             (update,) = client.update([received], server_round)
-            client.memories = [update.memory]
+            client.client_states = [update.client_state]
             assert held
             assert all(stack() is None for stack in held)
     finally:
@@ -249,9 +251,9 @@ def test_asks_each_frozen_model_once_for_all_steps_that_need_it():
 # ------------------------------------------------------------------------------------------------------------- the strategy
 
 
-def server(config_changes, num_nodes=4, num_rounds=5):
+def server(config_changes, num_clients=4, num_rounds=5):
     """Return the strategy without a network."""
-    rule = rule_of("pmfl", [1] * num_nodes, **config_changes)
+    rule = rule_of("pmfl", [1] * num_clients, **config_changes)
     rule.num_rounds = num_rounds
     return rule
 
@@ -279,7 +281,7 @@ def test_server_rule_by_hand():
 
 def test_history_by_hand():
     """P9: W^{t-1} = 2, W^{t-2} = 4, W^t = 6, mean update 1, psi = 0.5, H = 3: 0.5 * 7 + 0.25 * (2 + 4) = 5."""
-    rule = server({"history_size": 3}, num_nodes=1, num_rounds=10**9)  # psi stays 0.5 to nine digits
+    rule = server({"history_size": 3}, num_clients=1, num_rounds=10**9)  # psi stays 0.5 to nine digits
     aggregate(rule, 0, 4.0, {})
     aggregate(rule, 1, 2.0, {})
     rule.state["mean"][:], rule.state["ended"][:], rule.state["waited"][:] = 1, 1, 0
@@ -321,7 +323,7 @@ def test_constant_history_stays():
 @pytest.mark.parametrize(("half", "size", "drift"), [(0, 3, 0.285714), (0, 5, 0.222222), (1, 3, 0.545455)])
 def test_history_shortens_the_way(half, size, drift):
     """An update of 1 in every round moves W by (1 - psi) / (1 + psi H / 2) a round. psi is 1/2, and 1/4 half way."""
-    rule, model = server({"history_size": size}, num_nodes=1, num_rounds=10**9), [0.0]
+    rule, model = server({"history_size": size}, num_clients=1, num_rounds=10**9), [0.0]
     for t in range(60):
         model.append(aggregate(rule, half * 5 * 10**8 + t, model[-1], {0: 1.0}))
     assert model[-1] - model[-2] == pytest.approx(drift, abs=1e-6)
@@ -389,7 +391,7 @@ def test_with_the_papers_sign_climbs():
     assert abs(down[-1] - 3) < 7 < abs(up[-1] - 3)
 
 
-def test_step_is_divided_by_all_nodes():
+def test_step_is_divided_by_all_clients():
     # K = 4, Delta = 1 with x = 4 (first seen in round 4), Delta = -2 with x = 1 (seen every round).
     changes = {**PLAIN_SETTINGS, "history_size": 0}
     # Client 1 starts at its optimum (Delta 0), so only round 4 moves. See the strategy's own test below.

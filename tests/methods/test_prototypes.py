@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from hand import prototypes_of
-from rig import config_of, workspace_of
+from helpers import config_of, workspace_of
 
 from contrafed.server.base import Replies, Reply
 from contrafed.server.prototypes import Prototypes
@@ -45,13 +45,13 @@ def test_a_class_that_nobody_held_keeps_its_prototype():
     assert merge_rows(rows, means=[[9.0, 9.0], [0.0, 0.0]], valid=[1.0, 0.0]) == ([[9.0, 9.0], [4.0, 1.0]], [1.0, 1.0])
 
 
-@pytest.mark.parametrize("nodes", [[2], [0, 1, 3]])
-def test_prototypes_are_class_means_over_the_whole_training_part(nodes):
-    config = config_of("strategy=fedproto", "num_nodes=5", "model=mlp", "model.hidden=[6]")
+@pytest.mark.parametrize("clients", [[2], [0, 1, 3]])
+def test_prototypes_are_class_means_over_the_whole_training_part(clients):
+    config = config_of("strategy=fedproto", "num_clients=5", "model=mlp", "model.hidden=[6]")
     workspace = workspace_of(config, dtype=torch.float64)
-    means, counts = prototypes_of(workspace, nodes)
-    for row, node in enumerate(nodes):
-        index = torch.from_numpy(workspace.federation.partition.train(node))
+    means, counts = prototypes_of(workspace, clients)
+    for row, client in enumerate(clients):
+        index = torch.from_numpy(workspace.federation.partition.train(client))
         z, y = workspace.model(workspace.images(index)).z, workspace.y[index]
         assert counts[row].tolist() == torch.bincount(y, minlength=10).tolist()
         for c in y.unique():
@@ -62,10 +62,10 @@ def test_prototypes_are_class_means_over_the_whole_training_part(nodes):
 
 def test_pooled_prototypes_are_those_of_the_pooled_data():
     """I7: with one shared body, Equation 6 over clients is the mean over all their examples."""
-    workspace = workspace_of(config_of("strategy=fedcrl", "num_nodes=4", "model=mlp"), dtype=torch.float64)
-    parts, rows = [workspace.federation.partition.train(node) for node in range(4)], []
-    for node, part in enumerate(parts):
-        means, counts = prototypes_of(workspace, [node])
+    workspace = workspace_of(config_of("strategy=fedcrl", "num_clients=4", "model=mlp"), dtype=torch.float64)
+    parts, rows = [workspace.federation.partition.train(client) for client in range(4)], []
+    for client, part in enumerate(parts):
+        means, counts = prototypes_of(workspace, [client])
         rows.append((len(part), counts[0].tolist(), means[0].tolist()))
     table = torch.tensor(merge_rows(rows)[0])
     every = torch.from_numpy(np.concatenate(parts))

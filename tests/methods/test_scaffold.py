@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from left import ABSENCES, FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_left, scalar_node, stacked_equals_alone
-from rig import close
+from helpers import close
+from left import ABSENCES, FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_client, scalar_left, stacked_equals_alone
 
 PLAIN_VALUES = [2.190000, 2.343900, 2.468559, 2.569533, 2.651322]
 
@@ -31,30 +31,30 @@ def test_golden_values(server_lr, full, pattern, stack_size):
         ({"iterations": 0}, 0.0, 0.0),
     ],
 )
-def test_a_nodes_round_by_hand(local, change, control):
+def test_a_clients_round_by_hand(local, change, control):
     """f = (w - 1)^2 / 2, W = 0, eta = 0.1."""
-    client = scalar_node("scaffold", 1, local=local)
+    client = scalar_client("scaffold", 1, local=local)
     (update,) = client.update([build_broadcast(model=0.0, control=0.0)], 1)
     assert float(update.tensors["delta/classifier.w"]) == pytest.approx(change, abs=1e-12)
     assert float(update.tensors["control/classifier.w"]) == pytest.approx(control, abs=1e-12)
-    assert float(update.memory["control/classifier.w"]) == pytest.approx(control, abs=1e-12)
+    assert float(update.client_state["control/classifier.w"]) == pytest.approx(control, abs=1e-12)
 
 
 def test_the_correction_by_hand():
     """c = 0.5, c_k = -0.2, a step from W = 0: w = 0.1 (1 - 0.7); c_k' = -0.2 + (-0.5 - 0.03 / 0.1)."""
-    client = scalar_node("scaffold", 1)
-    client.memories = [build_broadcast(control=-0.2)]
+    client = scalar_client("scaffold", 1)
+    client.client_states = [build_broadcast(control=-0.2)]
     (update,) = client.update([build_broadcast(model=0.0, control=0.5)], 1)
     assert float(update.tensors["delta/classifier.w"]) == pytest.approx(0.03, abs=1e-12)
     assert float(update.tensors["control/classifier.w"]) == pytest.approx(-0.8, abs=1e-12)
-    assert float(update.memory["control/classifier.w"]) == pytest.approx(-1.0, abs=1e-12)
+    assert float(update.client_state["control/classifier.w"]) == pytest.approx(-1.0, abs=1e-12)
 
 
 @pytest.mark.parametrize("count", range(1, len(ABSENCES) + 1))
-def test_c_is_the_mean_of_all_nodes_c_k_whoever_took_part(count):
+def test_c_is_the_mean_of_all_clients_c_k_whoever_took_part(count):
     run = digits_left("scaffold", ABSENCES[:count], local={"lr": 0.02})
     for name, value in run.strategy.state["control"].items():
-        total = sum(memory[f"control/{name}"] for memory in run.memory.values())
+        total = sum(memory[f"control/{name}"] for memory in run.client_state.values())
         torch.testing.assert_close(value, total / 8, rtol=1e-9, atol=1e-12)
 
 
@@ -65,7 +65,7 @@ def test_the_first_round_is_fedavgs_and_a_second_is_not():
     assert any((own.models[2][name] - plain.models[2][name]).abs().max() > 1e-6 for name in own.models[2])
 
 
-def test_equal_nodes_and_a_lone_one_train_as_without_it():
+def test_equal_clients_and_a_lone_one_train_as_without_it():
     for targets in ((3, 3, 3), (6,)):
         rounds = [list(range(len(targets)))] * 4
         found = scalar_left("scaffold", rounds, targets=targets, local={"lr_decay": 0.9})

@@ -30,7 +30,9 @@ def clip_norms(tensors: Tensors, limit: float) -> Tensors:
     return {n: t * factor.to(t.dtype).view(-1, *[1] * (t.dim() - 1)) for n, t in tensors.items()}
 
 
-def noise(like: Tensors, how: Gaussian | laplace.Config, seed: int, purpose: str, server_round: int, node: int = 0) -> Tensors:
+def noise(
+    like: Tensors, how: Gaussian | laplace.Config, seed: int, purpose: str, server_round: int, client: int = 0
+) -> Tensors:
     """Draw noise in the shapes of ``like``: standard normal, or Laplace of scale 1.
 
     Seeded noise comes from the stream of (seed, purpose, round, client). Secret noise comes from Philox under a random key of
@@ -43,7 +45,7 @@ def noise(like: Tensors, how: Gaussian | laplace.Config, seed: int, purpose: str
         seed: The run's seed.
         purpose: Purpose string of the stream.
         server_round: The round.
-        node: Partition id of the client.
+        client: Partition id of the client.
 
     Returns:
         Noise in float64, drawn in the order of the names.
@@ -52,7 +54,7 @@ def noise(like: Tensors, how: Gaussian | laplace.Config, seed: int, purpose: str
         secret = np.random.Generator(np.random.Philox(key=secrets.randbits(KEY_BITS)))
         draw = secret.standard_normal if isinstance(how, Gaussian) else partial(secret.laplace, 0.0, 1.0)
         return {name: torch.as_tensor(draw(size=tuple(like[name].shape))).to(like[name].device) for name in sorted(like)}
-    generator = torch_generator(seed, purpose, server_round, node)
+    generator = torch_generator(seed, purpose, server_round, client)
     drawn = _normal if isinstance(how, Gaussian) else _laplace
     return {name: drawn(like[name].shape, generator).to(like[name].device) for name in sorted(like)}
 

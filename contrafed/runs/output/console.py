@@ -118,7 +118,7 @@ class Progress:
         rate = self._rate(server_round)
         speed = f"{rate:.1f}" if rate >= 1 else f"{rate:.2g}"  # rounds may take minutes
         if self.live and self._width < NARROW_BELOW:
-            text = f"acc {accuracy:>6} loss {loss:>6} {participants:>3} nodes"
+            text = f"acc {accuracy:>6} loss {loss:>6} {participants:>3} clients"
             return text if self._width < SHORT_BELOW else f"{text} {speed} rounds/s"
         return f"accuracy {accuracy:>7}  loss {loss:>6}  participants {participants:>3}  {speed:>5} rounds/s"
 
@@ -180,7 +180,9 @@ def print_summary(summary: Mapping[str, Any], folder: str) -> None:
     if summary.get("personal_accuracy_mean") is not None:
         mean, spread = percent("personal_accuracy_mean"), percent("personal_accuracy_std")
         best = percent("personal_accuracy_best")
-        lines.append(f"personal accuracy: {mean} of the images that nodes scored (+- {spread} over these nodes), best {best}")
+        lines.append(
+            f"personal accuracy: {mean} of the images that clients scored (+- {spread} over these clients), best {best}"
+        )
     if summary.get("accuracy_final") is not None or not lines:  # a method with personal models has no global one to evaluate
         lines.append(
             f"accuracy: final {percent('accuracy_final')}, best {percent('accuracy_best')}, "
@@ -188,7 +190,7 @@ def print_summary(summary: Mapping[str, Any], folder: str) -> None:
         )
     for key in ("held_out_accuracy", "personal_held_out_accuracy_mean"):
         if summary.get(key) is not None:
-            lines.append(f"on nodes that never trained: {percent(key)}")
+            lines.append(f"on clients that never trained: {percent(key)}")
     if summary.get("evaluate_only"):
         lines.append(f"scored what {summary['evaluate_only']} had saved in {summary['seconds']:.1f} s")
     else:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from contrafed.runs.output.series import Curves, moving_average, shown_nodes
+from contrafed.runs.output.series import Curves, moving_average, shown_clients
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish too.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
@@ -25,7 +25,7 @@ def accuracy_figure(path: Path, curves: Curves, note: str = "") -> None:
     kinds = (
         ("global", "test", BLUE, "global model, test"),
         ("global", "train", GREY, "global model, training data"),
-        ("global", "nodes", GREEN, "global model, nodes' own test parts"),
+        ("global", "clients", GREEN, "global model, clients' own test parts"),
         ("personal", "test", ORANGE, "personal models, own test parts"),
     )
     for scope, split, colour, label in kinds:
@@ -102,7 +102,7 @@ def show_participation(figure: Any, seen: Sequence[tuple[int, np.ndarray]], show
     top.yaxis.get_major_locator().set_params(integer=True)
     raster.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     raster.set_xlabel("round" if columns == len(seen) else "round (darker: more of the neighbouring rounds)")
-    raster.set_ylabel("node" if len(shown) == total else f"node ({len(shown)} of {total} shown)")
+    raster.set_ylabel("client" if len(shown) == total else f"client ({len(shown)} of {total} shown)")
     for axes in (top, raster):
         axes.spines[["top", "right"]].set_visible(False)
 
@@ -112,7 +112,7 @@ def partition_figure(path: Path, class_counts: np.ndarray, note: str = "") -> No
 
     More than 200 clients are shown as 200 evenly chosen ones. A class that a client does not have is white.
     """
-    figure = _figure(float(np.clip(1.6 + 0.085 * len(shown_nodes(len(class_counts))), 3.6, 9)))
+    figure = _figure(float(np.clip(1.6 + 0.085 * len(shown_clients(len(class_counts))), 3.6, 9)))
     show_partition(figure, class_counts)
     _save(figure, path, note)
 
@@ -124,10 +124,10 @@ def show_partition(figure: Any, class_counts: np.ndarray) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
     total = len(class_counts)
-    nodes = shown_nodes(total)
-    counts = class_counts[nodes]
+    clients = shown_clients(total)
+    counts = class_counts[clients]
     grid, sizes = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
-    extent = (-0.5, counts.shape[1] - 0.5, len(nodes) - 0.5, -0.5)
+    extent = (-0.5, counts.shape[1] - 0.5, len(clients) - 0.5, -0.5)
     # From a blue that is visible on white. Logarithmic, because counts span orders of magnitude.
     blues = LinearSegmentedColormap.from_list("blues", ["#b3d3ea", "#4292c6", "#08306b"])
     most = max(2, int(counts.max(initial=0)))
@@ -135,8 +135,8 @@ def show_partition(figure: Any, class_counts: np.ndarray) -> None:
     masked = np.ma.masked_equal(counts, 0)
     grid.imshow(masked, aspect="auto", cmap=blues, interpolation="nearest", extent=extent, norm=norm)
     grid.set_xlabel("class")
-    grid.set_ylabel("node" if len(nodes) == total else f"node ({len(nodes)} of {total} shown)")
-    _name_rows(grid, nodes, 11)
+    grid.set_ylabel("client" if len(clients) == total else f"client ({len(clients)} of {total} shown)")
+    _name_rows(grid, clients, 11)
     if counts.shape[1] <= 20:
         grid.set_xticks(range(counts.shape[1]))
     scale = ScalarMappable(norm, blues)
@@ -145,7 +145,7 @@ def show_partition(figure: Any, class_counts: np.ndarray) -> None:
     bar.ax.xaxis.set(major_locator=LogLocator(base), minor_locator=NullLocator(), minor_formatter=NullFormatter())
     bar.ax.xaxis.set_major_formatter("{x:g}")
     # Bars that touch, because bars thinner than pixels would show a false pattern.
-    sizes.barh(np.arange(len(nodes)), counts.sum(1), height=0.8 if len(nodes) <= 50 else 1, color=BLUE)
+    sizes.barh(np.arange(len(clients)), counts.sum(1), height=0.8 if len(clients) <= 50 else 1, color=BLUE)
     sizes.set_xlabel("examples in all")
     sizes.set_xlim(left=0)
     sizes.tick_params(left=False)

@@ -18,18 +18,19 @@ import numpy as np
 from contrafed.core.disk import checksum, replace
 from contrafed.runs.output.folder import CLAIM
 from contrafed.runs.output.log_file import LogFile
-from contrafed.runs.output.series import points_of, shown_nodes, summary_of_curves
+from contrafed.runs.output.series import points_of, shown_clients, summary_of_curves
 
 if TYPE_CHECKING:  # importing torch takes longer than the command line's help
     from numpy.typing import ArrayLike
     from torch import Tensor
 
 SCOPES = ("global", "personal")
-# train and test: the model on training examples, or on the test set (global) or each client's test part (personal). nodes: the
+# train and test: the model on training examples, or on the test set (global) or each client's test part (personal). clients:
+# the
 # global model on the clients' test parts. fit: values that clients report from training. system: counts and bytes.
-SPLITS = ("train", "test", "nodes", "fit", "system")
+SPLITS = ("train", "test", "clients", "fit", "system")
 
-LOGS = ("metrics", "nodes", "participants", "times")
+LOGS = ("metrics", "clients", "participants", "times")
 
 # First rounds that are excluded from medians of seconds.
 WARM_UP_ROUNDS = 3
@@ -58,8 +59,8 @@ class RunRecorder:
         self._files = {name: LogFile(folder / f"{name}.csv", sizes.get(name)) for name in LOGS}
         headers = {
             "metrics": "round,scope,split,metric,value",
-            "nodes": "round,node,metric,value",
-            "participants": "round,node",
+            "clients": "round,client,metric,value",
+            "participants": "round,client",
             "times": "round,seconds,memory_seconds,memory_device,memory_host,memory_disk,aggregate_seconds",
         }
         self._rows: dict[str, list[str]] = {name: [] if name in sizes else [header] for name, header in headers.items()}
@@ -127,22 +128,22 @@ class RunRecorder:
             rows = [row for row in csv.DictReader(file) if (row["split"], row["metric"]) == ("system", name)]
         return sum(int(row["value"]) for row in rows if int(row["round"]) <= server_round)
 
-    def nodes(self, server_round: int, ids: "ArrayLike", name: str, values: "ArrayLike") -> None:
+    def clients(self, server_round: int, ids: "ArrayLike", name: str, values: "ArrayLike") -> None:
         """Record ``values`` (m,) of the clients ``ids`` (m,). Raises ``ValueError`` if their numbers differ."""
         start, middle = f"{server_round},", f",{_cell(name)},"
         # Lists hold Python's own numbers, whose repr is short and fast.
         pairs = zip(np.asarray(ids).tolist(), np.asarray(values).tolist(), strict=True)
-        self._rows["nodes"] += [f"{start}{node}{middle}{value!r}" for node, value in pairs]
+        self._rows["clients"] += [f"{start}{client}{middle}{value!r}" for client, value in pairs]
 
-    def participants(self, server_round: int, ids: np.ndarray, num_nodes: int) -> None:
-        """Record the participants: ``ids`` (m,) of 0..num_nodes-1.
+    def participants(self, server_round: int, ids: np.ndarray, num_clients: int) -> None:
+        """Record the participants: ``ids`` (m,) of 0..num_clients-1.
 
         The figure keeps at most 200 evenly chosen clients, so that memory stays small for any number of clients.
         """
         self.rounds = server_round
         self.metric(server_round, "global", "system", "participants", len(ids))
-        self._rows["participants"] += [f"{server_round},{node}" for node in ids.tolist()]
-        self.draw_participants(ids, num_nodes)
+        self._rows["participants"] += [f"{server_round},{client}" for client in ids.tolist()]
+        self.draw_participants(ids, num_clients)
 
     @property
     def has_trained(self) -> bool:
@@ -155,10 +156,10 @@ class RunRecorder:
         rows = np.loadtxt(lines, np.int64, delimiter=",", ndmin=2) if lines else np.zeros((0, 2), dtype=np.int64)
         return np.split(rows[:, 1], np.searchsorted(rows[:, 0], np.arange(2, server_round + 1)))
 
-    def draw_participants(self, ids: np.ndarray, num_nodes: int) -> None:
+    def draw_participants(self, ids: np.ndarray, num_clients: int) -> None:
         """Keep a round's participants only for the figure."""
         if not len(self._shown):
-            self._shown = shown_nodes(num_nodes)
+            self._shown = shown_clients(num_clients)
         self._seen.append((len(ids), np.flatnonzero(np.isin(self._shown, ids)).astype(np.int16)))
 
     def partition(self, class_counts: np.ndarray) -> None:

@@ -18,8 +18,8 @@ def select_shown_scores(done: "Round", personal: bool) -> tuple[str, dict[str, f
     These are the clients' personal scores if they are evaluated, else the global model's. The result is empty between
     evaluations, and without answers.
     """
-    if personal and done.judging:
-        return "personal", done.node_evaluation or {}
+    if personal and done.evaluating:
+        return "personal", done.client_evaluation or {}
     scores = done.evaluation or {}
     return "global", {name.removeprefix("test/"): value for name, value in scores.items() if name.startswith("test/")}
 
@@ -60,7 +60,7 @@ class RoundLog:
         """
         self.memory_cost, self.every_failure, self.follow = memory_cost, every_failure, follow
         self.recorder, self.progress, self.strategy = recorder, progress, strategy
-        self.num_nodes = strategy.population.num_nodes
+        self.num_clients = strategy.population.num_clients
         self.first_failure = ""  # the message of the first failed or rejected reply
         self.rounds = self.participants = self.failed = 0  # totals so far, and ``failed`` counts failures in training
         self.uncounted = 0  # replies of all causes
@@ -69,7 +69,7 @@ class RoundLog:
     @property
     def shows_bug(self) -> bool:
         """Whether every reply of the first rounds failed with the same exception at the same line: a mistake in the method."""
-        enough = min(MIN_FAILED_CLIENTS, self.num_nodes - self.strategy.population.num_held_out)
+        enough = min(MIN_FAILED_CLIENTS, self.num_clients - self.strategy.population.num_held_out)
         alike = len(self._kinds) == 1 and None not in self._kinds
         return alike and self._failed_rounds >= MIN_FAILED_ROUNDS and len(self._failed_clients) >= enough
 
@@ -79,10 +79,10 @@ class RoundLog:
         for name, value in (done.evaluation or {}).items():
             split, metric = name.split("/")
             put(t, "global", split, metric, value)
-        for name, value in (done.node_evaluation or {}).items():
-            put(t, *(("personal", "test") if self.strategy.personal else ("global", "nodes")), name, value)
-        for name, (ids, values) in done.node_metrics.items():
-            self.recorder.nodes(t, ids, name, values)
+        for name, value in (done.client_evaluation or {}).items():
+            put(t, *(("personal", "test") if self.strategy.personal else ("global", "clients")), name, value)
+        for name, (ids, values) in done.client_metrics.items():
+            self.recorder.clients(t, ids, name, values)
         if t > 0:
             for name, value in done.metrics.items():
                 put(t, "global", "fit", name, value)
@@ -94,7 +94,7 @@ class RoundLog:
                 self._failed_clients |= set(here)
                 self._kinds |= set(map(_kind_of, done.failures[: len(here)]))
             self.uncounted += done.rejected.total()
-            self.recorder.participants(t, done.participants, self.num_nodes)
+            self.recorder.participants(t, done.participants, self.num_clients)
             failed = sum(done.rejected[cause] for cause in ("failed", "no answer", "evaluation failed"))
             put(t, "global", "system", "bytes_down", done.bytes_down)
             put(t, "global", "system", "bytes_up", done.bytes_up)
@@ -102,8 +102,8 @@ class RoundLog:
             put(t, "global", "system", "replies_rejected", done.rejected.total() - failed)
             if done.lost:
                 put(t, "global", "system", "lost", done.lost)
-            if done.memory_lost:
-                put(t, "global", "system", "memory_lost", done.memory_lost)
+            if done.state_lost:
+                put(t, "global", "system", "state_lost", done.state_lost)
             self.recorder.time(t, done.seconds, done.aggregate_seconds, self.memory_cost())
         elif done.rejected:  # an evaluation of saved models has only round 0
             put(t, "global", "system", "failures", done.rejected.total())

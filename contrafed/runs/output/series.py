@@ -16,9 +16,9 @@ EMA_DECAY, EMA_ROUNDS = 0.9, (500, 1000)
 MAX_SHOWN_CLIENTS = 200
 
 
-def shown_nodes(num_nodes: int) -> np.ndarray:
+def shown_clients(num_clients: int) -> np.ndarray:
     """Return which clients are rows of a figure: all, or 200 evenly chosen ones."""
-    return np.unique(np.linspace(0, num_nodes - 1, min(num_nodes, MAX_SHOWN_CLIENTS)).astype(np.int64))
+    return np.unique(np.linspace(0, num_clients - 1, min(num_clients, MAX_SHOWN_CLIENTS)).astype(np.int64))
 
 
 def top_k_mean(values: Sequence[float], k: int = 5) -> float:
@@ -55,11 +55,11 @@ def summary_of_curves(curves: Curves, first_round: int = 1) -> dict[str, float]:
     summary = _global_summary(curves, first_round, "test", "")
     if points_of(curves, "global", "train", "accuracy", first_round):
         summary |= _global_summary(curves, first_round, "train", "train_")
-    if held_out := points_of(curves, "global", "nodes", "held_out/accuracy", first_round):
+    if held_out := points_of(curves, "global", "clients", "held_out/accuracy", first_round):
         summary["held_out_accuracy"] = held_out[-1][1]
     # Personal models, and the global model on the clients' test parts.
-    summary |= _nodes_summary(curves, first_round, "personal", "test", "personal_")
-    summary |= _nodes_summary(curves, first_round, "global", "nodes", "nodes_")
+    summary |= _clients_summary(curves, first_round, "personal", "test", "personal_")
+    summary |= _clients_summary(curves, first_round, "global", "clients", "clients_")
     return summary | _other_scores(curves, first_round)
 
 
@@ -92,7 +92,7 @@ def _global_summary(curves: Curves, first_round: int, split: str, prefix: str) -
     return summary | {f"{prefix}accuracy_ema_{t}": averages[t] for t in EMA_ROUNDS if t in averages}
 
 
-def _nodes_summary(curves: Curves, first_round: int, scope: str, split: str, prefix: str) -> dict[str, float]:
+def _clients_summary(curves: Curves, first_round: int, scope: str, split: str, prefix: str) -> dict[str, float]:
     def values(name: str) -> list[float]:
         return [value for _, value in points_of(curves, scope, split, name, first_round)]
 

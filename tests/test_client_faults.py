@@ -1,0 +1,132 @@
+"""Replies that are empty, doubled, late or of another round, clients that all fail, and long silence.
+
+Other invalid replies are in test_grid.py and test_devices.py. Two exact steps of 0.1 from w towards a = (0, 6, 3).
+"""
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Error, Message, RecordDict
+from helpers import Scalar, Schedule, config_of, run_strategy, scalar_workspace, strategy_settings
+
+from contrafed.core import codec
+from contrafed.engines.grid import LocalGrid
+from contrafed.engines.worker import FIRST_NODE_ID
+
+ALL_CLIENTS = [0, 1, 2]
+
+
+class Between:
+    """A grid whose replies pass through ``change(round, replies)``."""
+
+    def __init__(self, grid, change):
+        self.grid, self.change, self.round = grid, change, 0
+
+    def send_and_receive(self, messages, *, timeout=None):
+        self.round += 1
+        return self.change(self.round, list(self.grid.send_and_receive(messages, timeout=timeout)))
+
+
+def rounds_of(schedule, change=lambda server_round, replies: replies, name="fedavg", **settings):
+    """Return W after each round of the scalar problem, each round's rejected replies, and the grid."""
+    config = config_of("num_clients=3") | {"strategy": strategy_settings(name, weights="uniform", **settings)}
+    config["strategy"]["local"] |= {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1}
+    grid, rejected = LocalGrid(3, 1), []
+    models, _ = run_strategy(
+        scalar_workspace(config, Scalar(2.0)), config, Schedule(schedule), len(schedule), grid=grid, may_fail=True,
+        wrap=lambda grid: Between(grid, change), after_round=lambda done: rejected.append(dict(done.rejected)),
+    )  # fmt: skip
+    return [float(model["classifier.w"]) for model in models[1:]], rejected[1:], grid
+
+
+def with_tensors(reply, tensors):
+    content = RecordDict({**reply.content, codec.ARRAYS: codec.to_record(tensors)})
+    return Message(content=content, metadata=reply.metadata)
+
+
+def infinite(reply):
+    return with_tensors(reply, {"model/classifier.w": torch.tensor([float("inf")], dtype=torch.float64)})
+
+
+def empty_record(reply):
+    return Message(content=RecordDict({**reply.content, codec.ARRAYS: ArrayRecord()}), metadata=reply.metadata)
+
+
+def empty(reply):
+    return Message(content=RecordDict(), metadata=reply.metadata)
+
+
+def refuse_reply(reply):
+    return Message(error=Error(0, "no"), metadata=reply.metadata)
+
+
+@pytest.mark.parametrize(
+    ("what", "cause"),
+    [
+        (infinite, "not finite"),
+        (empty_record, "wrong tensor names"),
+        (empty, "malformed content"),
+        (refuse_reply, "failed"),
+    ],
+)
+def test_what_is_no_reply_costs_only_itself(what, cause):
+    def change(server_round, replies):
+        return [replies[0], what(replies[1]), replies[2]] if server_round == 2 else replies
+
+    found, rejected, _ = rounds_of([ALL_CLIENTS] * 3, change)
+    assert found == rounds_of([ALL_CLIENTS, [0, 2], ALL_CLIENTS])[0]
+    assert rejected == [{}, {cause: 1}, {}]
+
+
+def test_a_doubled_reply_counts_once():
+    found, rejected, _ = rounds_of([ALL_CLIENTS] * 2, lambda server_round, replies: [*replies, replies[1], replies[1]])
+    assert found == rounds_of([ALL_CLIENTS] * 2)[0]
+    assert rejected == [{"not asked for": 2}] * 2
+
+
+def test_a_late_reply_counts_in_no_round():
+    """Client 1's reply to round 1 comes with those to round 2."""
+    late = []
+
+    def change(server_round, replies):
+        late.extend(replies[1:2] if server_round == 1 else ())
+        return [replies[0], replies[2]] if server_round == 1 else [*late, *replies]
+
+    found, rejected, _ = rounds_of([ALL_CLIENTS] * 2, change)
+    assert found == rounds_of([[0, 2], ALL_CLIENTS])[0]
+    assert rejected == [{"no answer": 1}, {"not asked for": 1}]
+
+
+def test_a_reply_to_another_round_in_place_of_its_own_is_none():
+    old = []
+
+    def change(server_round, replies):
+        old.extend(replies[1:2] if server_round == 1 else ())
+        return [replies[0], old[0], replies[2]] if server_round == 2 else replies
+
+    found, rejected, _ = rounds_of([ALL_CLIENTS] * 2, change)
+    assert found == rounds_of([ALL_CLIENTS, [0, 2]])[0]
+    assert rejected == [{}, {"not asked for": 1, "no answer": 1}]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedau", "fedvarp", "pmfl"])
+def test_rounds_in_which_all_clients_fail_are_rounds_without_replies(name):
+    def change(server_round, replies):
+        return [refuse_reply(reply) for reply in replies] if server_round in (2, 3) else replies
+
+    found, rejected, _ = rounds_of([ALL_CLIENTS] * 4, change, server=name)
+    assert found == rounds_of([ALL_CLIENTS, [], [], ALL_CLIENTS], server=name)[0]
+    assert rejected == [{}, {"failed": 3}, {"failed": 3}, {}]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "moon"])
+def test_long_silence_changes_nothing_and_clients_go_on_with_what_they_remember(name):
+    found, rejected, grid = rounds_of([ALL_CLIENTS, *[[]] * 60, ALL_CLIENTS], name=name)
+    assert found[0] == found[60]
+    assert found[61] != found[60]
+    assert not any(rejected)
+    before = rounds_of([ALL_CLIENTS], name=name)[2]
+    silent = rounds_of([ALL_CLIENTS, *[[]] * 60], name=name)[2]
+    for client in range(FIRST_NODE_ID, FIRST_NODE_ID + 3):
+        assert {n: v.tolist() for n, v in silent.client_states.get(client).items()} == {
+            n: v.tolist() for n, v in before.client_states.get(client).items()
+        }

@@ -1,0 +1,286 @@
+"""A method in a user's package, with YAMLs in a user's folder, without changes in the clone."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import resolve_and_try
+from omegaconf import OmegaConf
+
+from contrafed.config.command_line import help_text, read_arguments
+from contrafed.config.compose import compose_job
+from contrafed.core.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY_RUN = ("num_clients=4", "num_rounds=2", "eval_every=1", "model=mlp", "participation=full")
+
+CLIENT = """
+from dataclasses import dataclass
+from typing import Annotated
+
+from contrafed import Client, LocalTraining
+from contrafed.core.schema import Range
+
+
+@dataclass(frozen=True)
+class Config:
+    local: LocalTraining
+    scale: Annotated[float, Range(gt=0)]
+
+
+class MyClient(Client):
+    def loss(self, params, batch, loss_inputs):
+        return {"loss": self.config.scale * self.task_loss(self.forward(params, batch), batch)}
+"""
+RULE = """
+from dataclasses import dataclass
+
+from contrafed.strategies.fedavg import FedAvg, Weights
+
+
+@dataclass(frozen=True)
+class Config(Weights):
+    share: float
+
+
+class MyRule(FedAvg):
+    def aggregate(self, model, replies):
+        mean = self.mean(model, replies)
+        return {name: (1 - self.config.share) * model[name] + self.config.share * value for name, value in mean.items()}
+"""
+METHOD = """# a method of my own
+defaults: [_local@local, _self_]
+name: mine
+module: my_package.my_method
+server: my_package.my_rule
+scale: 1.0
+weights: samples
+share: 0.5
+local:
+  iterations: 2
+"""
+OTHER_RULE = """# @package strategy
+# a rule of my own
+server: my_package.my_rule
+share: 0.25
+"""
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def write_package(folder, monkeypatch):
+    """Yield a folder with the package my_package, which is importable in this process until then."""
+    write(folder / "my_package" / "__init__.py", "")
+    write(folder / "my_package" / "my_method.py", CLIENT)
+    write(folder / "my_package" / "my_rule.py", RULE)
+    monkeypatch.syspath_prepend(str(folder))
+    yield folder
+    for name in [name for name in sys.modules if name.split(".")[0] == "my_package"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """Return a folder with the package my_package and the YAMLs yamls/, visible to this process and its children."""
+    write(tmp_path / "yamls" / "strategy" / "mine.yaml", METHOD)
+    write(tmp_path / "yamls" / "strategy" / "server" / "half.yaml", OTHER_RULE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    yield from write_package(tmp_path, monkeypatch)
+
+
+def command(home, *arguments):
+    asked = [sys.executable, str(ROOT / "main.py"), "--config-dir=yamls", *arguments]
+    return subprocess.run(asked, cwd=home, capture_output=True, text=True, timeout=900)
+
+
+def run_to_end(home, engine):
+    done = command(home, "strategy=mine", f"engine={engine}", *TINY_RUN, f"output_dir={home}/{engine}")
+    assert done.returncode == 0, done.stderr
+    return (home / engine / "metrics.csv").read_bytes()
+
+
+def test_a_method_from_outside_runs_in_local_and_ray_and_is_repeated_by_its_configuration(home):
+    local = run_to_end(home, "local")
+    assert b"global,fit,loss" in local
+    assert run_to_end(home, "ray") == local
+    stored = OmegaConf.to_container(OmegaConf.load(home / "local" / "config.yaml"))
+    from contrafed import run  # a notebook, which knows nothing of the folder
+
+    assert Path(run(stored | {"output_dir": f"{home}/again"})["folder"], "metrics.csv").read_bytes() == local
+
+
+@pytest.mark.slow
+def test_a_method_from_outside_runs_in_flowers_own_runtime(home):
+    assert run_to_end(home, "flower") == run_to_end(home, "local")
+
+
+def test_a_rule_from_outside_goes_beside_any_method_that_averages_models(home):
+    from contrafed import compose, run
+
+    asked = ("strategy=fedprox", "strategy.server=half", "engine=local", *TINY_RUN, f"output_dir={home}/a")
+    cfg = compose(*asked, config_dir=home / "yamls")
+    assert cfg.strategy.share == 0.25
+    assert run(cfg)["status"] == "finished"
+
+
+def test_flwr_runs_config_names_the_folder(home, monkeypatch):
+    """``flwr run . --run-config 'config-dir="..." overrides="..."'``: the folder reaches the composition."""
+    from flwr.app import Context, RecordDict
+
+    import contrafed.runs.server_app
+
+    def serve(grid, run):
+        assert run.client.strategy.module.__name__ == "my_package.my_method"
+        assert type(grid).__name__ == "DeviceGrid"
+        return {"num_clients": run.num_clients}
+
+    reached = []
+    monkeypatch.setattr(contrafed.runs.server_app, "serve", serve)
+    monkeypatch.setattr(contrafed.runs.server_app, "print_summary", lambda summary, folder: reached.append((summary, folder)))
+    config = {"overrides": f"strategy=mine num_clients=3 output_dir={home}/devices", "config-dir": str(home / "yamls")}
+    context = Context(7, 0, node_config={}, state=RecordDict(), run_config=config)
+    contrafed.runs.server_app.main(object(), context)
+    assert reached == [({"num_clients": 3}, f"{home}/devices")]
+    with pytest.raises(UserError, match="unknown strategy 'mine'"):
+        contrafed.runs.server_app.main(object(), Context(7, 0, {}, RecordDict(), {**config, "config-dir": ""}))
+
+
+def test_choices_from_outside_are_listed_and_offered(home):
+    assert "a method of my own" in help_text(str(home / "yamls"))
+    assert "a rule of my own" in help_text(str(home / "yamls"))
+    assert "a method of my own" not in help_text()
+    with pytest.raises(UserError, match="unknown strategy 'mini', did you mean 'mine'"):
+        compose_job(["strategy=mini"], home / "yamls")
+    with pytest.raises(UserError, match="unknown strategy 'mine'"):
+        compose_job(["strategy=mine"])
+    with pytest.raises(UserError, match="unknown strategy key 'scael', did you mean 'scale'"):
+        compose_job(["strategy=mine", "strategy.scael=1"], home / "yamls")
+    done = command(home, "--help")
+    assert "a method of my own" in done.stdout
+
+
+def resolve_mine(home, *overrides):
+    return resolve_and_try(OmegaConf.to_container(compose_job(["strategy=mine", *overrides], home / "yamls"), resolve=True))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("weights: samples", "wieghts: samples", "unknown strategy key 'wieghts', did you mean 'weights'? choices: local, "),
+        (
+            "server: my_package.my_rule\n",
+            "",
+            "strategy=mine: my_package.my_method has no server rule (a FederatedStrategy); its YAML's defaults may",
+        ),
+    ],
+)
+def test_mistakes_in_a_yaml_of_ones_own_are_named(home, old, new, said):
+    path = home / "yamls" / "strategy" / "mine.yaml"
+    write(path, path.read_text().replace(old, new))
+    with pytest.raises(UserError) as error:
+        resolve_mine(home)
+    assert str(error.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        (
+            "my_method.py",
+            "import no_such",
+            r"needs the Python package 'no_such' \(.*my_method.py, line 1\)",
+        ),
+        ("my_method.py", "x = 1\ny = (", r"cannot be imported: .*my_method.py, line 2: SyntaxError: '\(' was never closed"),
+        (
+            "my_method.py",
+            "\n\nfrom contrafed.core.errors import Nothing",
+            r"my_method.py, line 3: ImportError: cannot import",
+        ),
+        ("my_rule.py", "\n1 / 0", r"my_rule.py, line 2: ZeroDivisionError: division by zero"),
+        ("my_method.py", "x = 1", "my_package.my_method has no dataclass Config"),
+        (
+            "my_rule.py",
+            RULE.replace("@dataclass(frozen=True)\n", ""),
+            r"my_package.my_rule.Config only inherits from a dataclass: write @dataclass\(frozen=True\) above it",
+        ),
+        (
+            "my_method.py",
+            f"from flwr.client import NumPyClient\n{CLIENT.replace('(Client)', '(NumPyClient)')}",
+            "my_package.my_method: MyClient must inherit contrafed.Client",
+        ),
+        (
+            "my_method.py",
+            CLIENT.replace("batch, constants", "batch"),
+            r"MyClient.loss must take \(self, params, batch, loss_inputs\), as Client.loss does",
+        ),
+        (
+            "my_rule.py",
+            RULE.replace("self, model, replies", "self, replies"),
+            r"MyRule.aggregate must take \(self, model, replies\), as FederatedStrategy.aggregate does",
+        ),
+        (
+            "my_method.py",
+            f"{CLIENT}\n    def messages(self, model, config):\n        return {{}}, {{}}",
+            r"MyClient.message_spec must take \(model, config\), as Client.messages does, a classmethod",
+        ),
+        (
+            "my_rule.py",
+            f"{RULE}\n    def __init__(self, config):\n        super().__init__(config)",
+            r"MyRule.__init__ must take \(self, config, \*, client_class, .*\), as FederatedStrategy.__init__ does",
+        ),
+        (
+            "my_rule.py",
+            f"{RULE}\n    def __init__(self, config, **more):\n        self.config = config",
+            r"MyRule.__init__ must call super\(\).__init__ with all that it is given; or write setup\(\) instead",
+        ),
+        (
+            "my_method.py",
+            CLIENT.replace("(Client)", ""),
+            "must define exactly one class that inherits contrafed.Client, found 0",
+        ),
+        ("my_method.py", None, "there is no module my_package.my_method; is its package installed, or on PYTHONPATH"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_one_line_with_its_place(home, file, text, message):
+    if text is None:
+        (home / "my_package" / file).unlink()
+    else:
+        write(home / "my_package" / file, text)
+    with pytest.raises(UserError, match=message) as error:
+        resolve_mine(home)
+    assert "\n" not in str(error.value)
+
+
+def test_the_command_says_so_too(home):
+    write(home / "my_package" / "my_method.py", "\nimport nothing_of_that_name")
+    done = command(home, "strategy=mine", "engine=local")
+    assert (done.returncode, done.stdout) == (2, "")
+    expected = f"'nothing_of_that_name' ({home}/my_package/my_method.py, line 2)"
+    assert done.stderr == f"error: strategy=mine needs the Python package {expected}\n"
+
+
+def test_folders_that_cannot_be_are_one_line(home):
+    with pytest.raises(UserError, match=r"--config-dir: there is no folder .*/nowhere"):
+        compose_job([], home / "nowhere")
+    for arguments, said in (
+        (["--config-dir"], "--config-dir/-cd: expected one argument"),
+        (["-cd="], "needs a folder"),
+        (["-cd=a", "-cd=b"], "takes one folder"),
+    ):
+        with pytest.raises(UserError, match=said):
+            read_arguments(["strategy=mine", *arguments])
+    write(home / "yamls" / "strategy" / "twin.yaml", METHOD)
+    with pytest.raises(UserError, match=r"twin.yaml must say name: twin"):
+        compose_job(["strategy=twin"], home / "yamls")
+    write(home / "yamls" / "strategy" / "broken.yaml", "name: [")
+    with pytest.raises(UserError, match=r"cannot read .*broken.yaml: ") as error:
+        compose_job(["strategy=broken"], home / "yamls")
+    assert "\n" not in str(error.value)
+    write(home / "yamls" / "strategy" / "fedavg.yaml", METHOD)
+    with pytest.raises(UserError, match=r"strategy/fedavg.yaml has the name of one of Contrafed's own; give it another"):
+        compose_job(["strategy=mine"], home / "yamls")
