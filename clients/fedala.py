@@ -117,7 +117,7 @@ class FedALAClient(Client):
 
     def eval_models(self, stack: ClientStack) -> dict[str, Tensors]:
         """Return the last trained model, which a client is evaluated by, and the blend that it would start from."""
-        return {"model": stack.get_state("own"), "blend": stack.params | self._blend(stack)}
+        return {"model": stack.get_state("own"), "blend": stack.global_model | self._blend(stack)}
 
     def num_local_steps(self, examples: int) -> int:
         """Return the number of steps of one pass over the share, and of training."""

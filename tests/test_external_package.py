@@ -215,7 +215,7 @@ def test_mistakes_in_a_yaml_of_ones_own_are_named(home, old, new, said):
         ),
         (
             "my_method.py",
-            CLIENT.replace("batch, constants", "batch"),
+            CLIENT.replace("batch, loss_inputs", "batch"),
             r"MyClient.loss must take \(self, params, batch, loss_inputs\), as Client.loss does",
         ),
         (
@@ -225,8 +225,8 @@ def test_mistakes_in_a_yaml_of_ones_own_are_named(home, old, new, said):
         ),
         (
             "my_method.py",
-            f"{CLIENT}\n    def messages(self, model, config):\n        return {{}}, {{}}",
-            r"MyClient.message_spec must take \(model, config\), as Client.messages does, a classmethod",
+            f"{CLIENT}\n    def message_spec(self, model, config):\n        return {{}}, {{}}",
+            r"MyClient.message_spec must take \(model, config\), as Client.message_spec does, a classmethod",
         ),
         (
             "my_rule.py",

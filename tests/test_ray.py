@@ -55,7 +55,7 @@ def test_without_an_address_no_other_cluster_is_joined(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_two_ray_clients_equal_one(tmp_path, local_runs):
+def test_two_ray_nodes_equal_one(tmp_path, local_runs):
     """A cluster of two Ray nodes on this machine, one worker on each."""
     import ray
     from ray.cluster_utils import Cluster

@@ -64,7 +64,7 @@ def on_loopback() -> Iterator[None]:
 
 def check_loopback(about: Any) -> None:
     """Raise ``UserError`` where Ray, by what ``ray.init`` returned, listens on another interface."""
-    address = about.address_info["client_ip_address"]
+    address = about.address_info["node_ip_address"]
     if address not in ("127.0.0.1", "::1"):
         raise UserError(f"engine: Ray listens on {address}, not on the loopback interface. Fix: use Ray 2.55")
 
