@@ -88,7 +88,7 @@ def test_the_last_evaluation_also_evaluates_a_fitted_head_and_remembers_nothing(
 
     def evaluate_models(final):
         found = []
-        client.eval_models = lambda stack: found.append(type(client).eval_model(client, stack)) or found[0]
+        client.eval_models = lambda stack: found.append(type(client).eval_models(client, stack)) or found[0]
         (score,) = client.evaluate_clients([received], 3, final=final)
         models = {name: {n: v[0] for n, v in model.items()} for name, model in found[0].items()}
         assert same(score.model, models["model"])

@@ -14,9 +14,9 @@ def test_with_everything_in_the_classifier_it_is_fedavg():
 def test_fedper_and_lgfedavg_share_complements(head):
     _, _, fedper = whole("fedper", [[]], head=head)
     _, _, lg = whole("lgfedavg", [[]], head=head)
-    assert {n.removeprefix("model/").partition(".")[0] for n in lg.down} == set(head.split("_"))
-    assert not set(fedper.down) & set(lg.down)
-    assert set(fedper.down) | set(lg.down) == {f"model/{n}" for n in fedper.model}
+    assert {n.removeprefix("model/").partition(".")[0] for n in lg.broadcast_spec} == set(head.split("_"))
+    assert not set(fedper.broadcast_spec) & set(lg.broadcast_spec)
+    assert set(fedper.broadcast_spec) | set(lg.broadcast_spec) == {f"model/{n}" for n in fedper.model}
 
 
 def test_bodies_stay_and_the_classifier_alone_moves_on_the_server():

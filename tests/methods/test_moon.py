@@ -87,12 +87,12 @@ def test_an_example_is_represented_once_a_round_and_means_the_same(stack_size):
     class Often(Once):
         kind = "often"
 
-        def train(self, stack, frozen, **options):
+        def train(self, stack, reference_models, **options):
             def anew(now):
                 models = {"global": now.stack.global_model, "previous": select_prefix(now.stack.state, "previous")}
                 return {name: each_image(self.represent, params, now.batch.x) for name, params in models.items()}
 
-            assert frozen.keys() == {"global", "previous"}
+            assert reference_models.keys() == {"global", "previous"}
             return super().train(stack, before_step=anew, **options)
 
     models = []
