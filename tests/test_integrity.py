@@ -76,7 +76,7 @@ def test_participants_are_needed_where_privacy_is_counted(stop_run):  # noqa: F8
         run(config_of("strategy=fedavg", *SMALL_RUN, "privacy=central", "resume=latest", f"output_dir={folder}"))
 
 
-def disturbed(folder, change, *overrides):
+def disturb_run(folder, change, *overrides):
     """Run with a change of the folder after round 5; returns the error."""
 
     def on_round(server_round, values):
@@ -112,7 +112,7 @@ CHANGES = {"replaced": replace_metrics, "removed": lambda f: (f / "metrics.csv")
 @pytest.mark.parametrize("how", CHANGES)
 def test_a_log_that_is_changed_in_mid_run_is_noticed_and_restored(tmp_path, whole, how):  # noqa: F811
     folder = tmp_path / "run"
-    assert "metrics.csv" in disturbed(folder, lambda: CHANGES[how](folder))
+    assert "metrics.csv" in disturb_run(folder, lambda: CHANGES[how](folder))
     assert summary_of(folder)["status"] == "failed"
     resume(folder)
     assert equal(outcome(folder), whole)
@@ -120,7 +120,7 @@ def test_a_log_that_is_changed_in_mid_run_is_noticed_and_restored(tmp_path, whol
 
 def test_a_log_that_is_emptied_in_mid_run_is_noticed(tmp_path):
     folder = tmp_path / "run"
-    said = disturbed(folder, lambda: os.truncate(folder / "metrics.csv", 0))
+    said = disturb_run(folder, lambda: os.truncate(folder / "metrics.csv", 0))
     assert "metrics.csv" in said
     assert summary_of(folder)["rounds"] == 6
     with pytest.raises(UserError, match="resume: .*metrics.csv"):
@@ -129,7 +129,7 @@ def test_a_log_that_is_emptied_in_mid_run_is_noticed(tmp_path):
 
 def test_a_folder_that_is_renamed_in_mid_run_is_followed(tmp_path, whole):  # noqa: F811
     folder, new = tmp_path / "run", tmp_path / "new"
-    assert str(new) in disturbed(folder, lambda: folder.rename(new))
+    assert str(new) in disturb_run(folder, lambda: folder.rename(new))
     assert summary_of(new)["status"] == "failed"
     assert not folder.exists()
     resume(new)
@@ -138,7 +138,7 @@ def test_a_folder_that_is_renamed_in_mid_run_is_followed(tmp_path, whole):  # no
 
 def test_a_folder_that_is_removed_in_mid_run_is_written_again(tmp_path, whole):  # noqa: F811
     folder = tmp_path / "run"
-    assert str(folder) in disturbed(folder, lambda: shutil.rmtree(folder))
+    assert str(folder) in disturb_run(folder, lambda: shutil.rmtree(folder))
     assert summary_of(folder)["status"] == "failed"
     assert (folder / "model.safetensors").exists()
     assert (folder / "metrics.csv").read_text().count("global,test,accuracy") == 4  # rounds 0, 2, 4 and 6
@@ -166,7 +166,7 @@ def test_client_state_on_the_disk_that_another_program_changes_ends_the_run(tmp_
         if how == "folder removed":
             shutil.rmtree(there)
 
-    said = disturbed(folder, change, *ON_DISK, f"engine.memory_folder={spilled}")
+    said = disturb_run(folder, change, *ON_DISK, f"engine.memory_folder={spilled}")
     assert "engine.memory_folder" in said
     assert summary_of(folder)["status"] == "failed"
     resume(folder)

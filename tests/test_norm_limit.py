@@ -19,21 +19,21 @@ def replies(*norms, received=1.0):
     return [Reply(client, {}, 1, {}, {"model/w": torch.tensor([received])}, norm) for client, norm in enumerate(norms)]
 
 
-def rejected(limit, *norms, **how):
+def list_rejected(limit, *norms, **how):
     return [reply.norm for reply in limit.accept(replies(*norms, **how))[1]]
 
 
 def test_the_first_rounds_go_by_the_cohorts_own_median():
-    assert rejected(NormLimit(10), 1.0, 2.0, 3.0, 3e38) == [3e38]
-    assert rejected(NormLimit(10), 3e38) == []  # nothing to compare it with
+    assert list_rejected(NormLimit(10), 1.0, 2.0, 3.0, 3e38) == [3e38]
+    assert list_rejected(NormLimit(10), 3e38) == []  # nothing to compare it with
 
 
 def test_later_rounds_go_by_recent_accepted_replies():
     limit = NormLimit(10)
-    assert rejected(limit, 2.0, 2.0, 2.0) == []
-    assert rejected(limit, 3e38, 3e38, 3e38) == [3e38] * 3
-    assert rejected(limit, 21.0) == [21.0]
-    assert rejected(limit, 19.0) == []
+    assert list_rejected(limit, 2.0, 2.0, 2.0) == []
+    assert list_rejected(limit, 3e38, 3e38, 3e38) == [3e38] * 3
+    assert list_rejected(limit, 21.0) == [21.0]
+    assert list_rejected(limit, 19.0) == []
     for _ in range(MAX_KEPT):
         limit.accept(replies(1.0))
     assert limit.recent == [1.0] * MAX_KEPT
@@ -42,11 +42,11 @@ def test_later_rounds_go_by_recent_accepted_replies():
 def test_an_upload_no_longer_than_what_was_received_passes():
     limit = NormLimit(10)
     limit.accept(replies(1e-9, 1e-9, 1e-9))
-    assert rejected(limit, 1.0, 1.1) == [1.1]
+    assert list_rejected(limit, 1.0, 1.1) == [1.1]
 
 
 def test_a_median_of_zero_is_no_limit():
-    assert rejected(NormLimit(10), 0.0, 0.0, 5.0) == []
+    assert list_rejected(NormLimit(10), 0.0, 0.0, 5.0) == []
 
 
 def send_huge(monkeypatch, value=3e37, client=1, first=1):

@@ -13,7 +13,7 @@ from contrafed.report.runs import read
 from contrafed.runs import checkpoint
 
 
-def refused(match, function, *arguments):
+def check_refusal(match, function, *arguments):
     with pytest.raises(UserError, match=match) as found:
         function(*arguments)
     assert "\n" not in str(found.value)
@@ -43,10 +43,10 @@ def test_they_are_refused(folder):
     newest = checkpoint.numbered(folder / checkpoint.FOLDER)[-1]
     assert checkpoint.find(folder).path == newest
     make_old(folder)
-    refused("resume: .*another Contrafed", checkpoint.find, folder)
-    refused("resume: .*another Contrafed", checkpoint.find, newest)
-    refused("older Contrafed", read_config, folder)
-    refused("older Contrafed", read, folder, "run")
+    check_refusal("resume: .*another Contrafed", checkpoint.find, folder)
+    check_refusal("resume: .*another Contrafed", checkpoint.find, newest)
+    check_refusal("older Contrafed", read_config, folder)
+    check_refusal("older Contrafed", read, folder, "run")
     again = ["engine=local", f"output_dir={folder.parent}/again"]
-    refused("another Contrafed", lambda: run(config_of(*TINY, "strategy=fedavg", f"resume={folder}", *again)))
-    refused("older Contrafed", lambda: run(config_of(f"evaluate_only={folder}", *again)))
+    check_refusal("another Contrafed", lambda: run(config_of(*TINY, "strategy=fedavg", f"resume={folder}", *again)))
+    check_refusal("older Contrafed", lambda: run(config_of(f"evaluate_only={folder}", *again)))

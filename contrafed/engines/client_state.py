@@ -106,7 +106,7 @@ class ClientStateStore:
                     error.filename = error.filename or str(self._parent or tempfile.gettempdir())
                     raise
                 if self._files and isinstance(error, FileNotFoundError):
-                    raise _lost(self._file(client)) from error
+                    raise _make_lost_error(self._file(client)) from error
                 raise UserError(f"engine.memory_folder: cannot write what clients remember ({error})") from error
             self._files[client] = size_of(memory), checksum(self._file(client))
             self.used[DISK] += size_of(memory)
@@ -118,8 +118,8 @@ class ClientStateStore:
             if checksum(file) == self._files[client][1]:
                 return read(file)
         except OSError as error:
-            raise _lost(file) from error
-        raise _lost(file)
+            raise _make_lost_error(file) from error
+        raise _make_lost_error(file)
 
     def _drop(self, client: int) -> None:
         for tier, held in self._held.items():
@@ -135,7 +135,7 @@ class ClientStateStore:
         return Path(self._folder.name) / f"{client}.safetensors"
 
 
-def _lost(file: Path) -> RunStopped:
+def _make_lost_error(file: Path) -> RunStopped:
     """Return the error for a client's state that is gone or is not what was written."""
     return RunStopped(
         f"engine.memory_folder: another program removed or changed {file}, which holds client state of this run. "

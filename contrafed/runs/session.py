@@ -98,17 +98,8 @@ class Session:
         if metrics := beside_accuracy(run.metrics):
             scored["metrics"] = metrics
         with Progress(self.rounds, title) as progress:
-            lines = (
-                said_of_small(self.workspace),
-                said_of_norms(self.workspace),
-                said_of_attackers(run),
-                self._explain_unscored(),
-            )
-            for line in (*lines, said_of_delta(run), warn_of_large(self.members.sizes, self.members.own_data)):
-                if line and self.resumed is None:
-                    progress.note(line)
-            if self.tracker.line:
-                progress.note(f"to follow it: {self.tracker.line}")
+            for line in self._list_notices():
+                progress.note(line)
 
             def follow(server_round: int, values: dict[str, float]) -> None:
                 self.tracker.log(server_round, values, progress.note)
@@ -153,6 +144,14 @@ class Session:
                 self._look_back(scored, progress)
             if self.resumed is None:
                 self._advise(log, progress)
+
+    def _list_notices(self) -> list[str]:
+        """Return the lines that a run begins with. A resumed run has printed all but the tracker's."""
+        run, members = self.run, self.members
+        lines = [said_of_small(self.workspace), said_of_norms(self.workspace), said_of_attackers(run), self._explain_unscored()]
+        lines += [said_of_delta(run), warn_of_large(members.sizes, members.own_data)]
+        follow = [f"to follow it: {self.tracker.line}"] if self.tracker.line else []
+        return [line for line in lines if line and self.resumed is None] + follow
 
     def _watch_model(self, done: Round, progress: Progress) -> None:
         """Report a global model that diverged: its score is not finite, or its norm exploded."""
