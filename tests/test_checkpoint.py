@@ -245,7 +245,7 @@ def test_logs_that_do_not_reach_the_checkpoint_are_one_line(stop_run):
     folder = stop_run()
     log = folder / "metrics.csv"
     log.write_bytes(log.read_bytes()[:40])
-    with pytest.raises(UserError, match="metrics.csv is missing or shorter than when 000004 was written"):
+    with pytest.raises(UserError, match="metrics.csv is missing, shorter or other than when 000004"):
         run(config_of("strategy=pmfl", *SMALL_RUN, "resume=latest", f"output_dir={folder}"))
     log.unlink()
     with pytest.raises(UserError, match="metrics.csv is missing"):
@@ -288,7 +288,7 @@ def test_a_finished_run_sends_what_its_last_round_sent_to_models_that_are_saved_
 
 
 def test_model_and_memory_come_back_in_their_order(stop_run, monkeypatch):
-    models, client_states, aggregate, sent = [], [], FedAvg.aggregate, Client.sent
+    models, client_states, aggregate, sent = [], [], FedAvg.aggregate, Client.make_upload
     monkeypatch.setattr(FedAvg, "aggregate", lambda *given: models.append(list(given[1])) or aggregate(*given))
     monkeypatch.setattr(Client, "make_upload", lambda *given: client_states.append(list(given[1].state)) or sent(*given))
     folder = stop_run("fedper")

@@ -79,7 +79,7 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path):
 def test_a_disk_that_fills_up_is_not_the_users_mistake(tmp_path, monkeypatch):
     """The run ends as with a full run folder, and resume=latest continues it."""
 
-    def full(path, tensors):
+    def full(path, tensors, mode):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(contrafed.engines.client_state, "write", full)
