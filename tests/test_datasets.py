@@ -222,7 +222,7 @@ def cache_table(root, repository, rows_of_split, features, tmp_path):
 
 def test_a_cached_hub_set_is_read_without_asking_the_hub(tmp_path, monkeypatch, capfd):
     import datasets
-    from huggingface_hub import loss_inputs
+    from huggingface_hub import constants
 
     def refuse_request(url):
         raise AssertionError(f"asked {url}")
@@ -236,7 +236,7 @@ def test_a_cached_hub_set_is_read_without_asking_the_hub(tmp_path, monkeypatch, 
     cache_table(tmp_path / "root", "zh-plus/tiny-imagenet", rows, features, tmp_path)
     capfd.readouterr()
     monkeypatch.setattr(hub_sets, "reachable", refuse_request)
-    before = datasets.config.HF_HUB_OFFLINE, loss_inputs.HF_HUB_OFFLINE
+    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
     settings = settings_of("tiny_imagenet", root=str(tmp_path / "root"), download=False)
     check(settings)
     data = load_images(settings)
@@ -244,7 +244,7 @@ def test_a_cached_hub_set_is_read_without_asking_the_hub(tmp_path, monkeypatch, 
     assert data.x[:, 0, 0, 0].tolist() == list(range(12))
     assert data.test.tolist() == [False] * 9 + [True] * 3
     assert capfd.readouterr() == ("", "")
-    assert before == (datasets.config.HF_HUB_OFFLINE, loss_inputs.HF_HUB_OFFLINE)
+    assert before == (datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE)
 
 
 def test_writers_own_their_characters():

@@ -268,6 +268,7 @@ def test_another_address_is_another_ray(monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: bool(asked))
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.setattr(ray, "init", lambda address, **options: asked.append(address))
+    monkeypatch.setattr(contrafed.engines.ray.ray_access, "check_loopback", lambda about: None)
     monkeypatch.setattr(contrafed.engines.ray, "_started", None)
     for address in (None, None, "auto", "auto", None):
         contrafed.engines.ray.start_ray(address, False, None, None)
