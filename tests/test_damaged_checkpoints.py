@@ -88,7 +88,7 @@ def test_files_of_a_checkpoint_that_was_cut_off_are_not_taken_for_spare_ones(tmp
 
 
 def test_a_run_goes_on_beside_a_damaged_newer_checkpoint(stop_run, whole):  # noqa: F811
-    """The damaged one neither replaces a valid one nor is read again. 000006 is the newest after which replies were accepted."""
+    """The damaged one neither replaces a valid one nor is read again. After 000006 replies were accepted."""
     folder = stop_run()
     damage_state(folder)
     run(

@@ -178,14 +178,14 @@ def test_another_run_on_the_same_devices_leaves_their_state(tmp_path):
 def test_state_that_no_run_changes_is_removed_when_another_trains(tmp_path):
     old, new = StateDir(tmp_path, "1", 0, "pmfl"), StateDir(tmp_path, "2", 0, "pmfl")
     old.open()
-    old.memory.write_bytes(b"")
+    old.state_file.write_bytes(b"")
     new.remove_stale()
-    assert old.memory.exists()
-    os.utime(old.memory, (0, 0))
+    assert old.state_file.exists()
+    os.utime(old.state_file, (0, 0))
     new.open()
-    assert old.memory.exists()
+    assert old.state_file.exists()
     new.remove_stale()
-    assert not old.memory.exists()
+    assert not old.state_file.exists()
 
 
 def test_a_client_that_left_for_good_does_not_hold_up_a_resumed_run(tmp_path, capsys):

@@ -83,7 +83,7 @@ def test_client_state_and_personal_models_are_private(tmp_path):
     wire = Wire(*plain(**{"state-dir": f"{tmp_path}/state{{k}}"}))
     run_devices(tmp_path / "run", wire, "strategy=fedper", "save_personal=true", "checkpoint_every=1", "num_rounds=2")
     files = list(tmp_path.glob("state*/*/**/*.safetensors")) + list(tmp_path.glob("state*/**/*.kept"))
-    assert {path.parts[-2] for path in files} >= {"memory"}
+    assert {path.parts[-2] for path in files} >= {"client_state"}
     assert [path for path in files if path.stat().st_mode & 0o077] == []
 
 

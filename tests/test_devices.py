@@ -59,7 +59,8 @@ def test_memory_ends_with_the_run_and_another_runs_is_never_used(tmp_path):
     assert rounds == 3
     (state / f"{RUN}-0.safetensors").rename(state / "77-0.safetensors")
     run_devices(tmp_path / "c", Wire(*plain(**{"state-dir": f"{tmp_path}/state{{k}}"})), "strategy=pmfl")
-    assert [p.name for p in state.iterdir()] == [f"{RUN}-0.safetensors"]
+    assert sorted(p.name for p in state.iterdir()) == [f"{RUN}-0.safetensors", "77-0.safetensors"]
+    assert load_file(state / f"{RUN}-0.safetensors")["rounds"] == rounds
 
 
 def truncate_file(path):

@@ -94,9 +94,9 @@ def no_room(*_):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def half_a_file(path, tensors, metadata=None):
+def half_a_file(path, tensors, metadata=None, **options):
     """Write until the disk is full."""
-    contrafed.core.tensors.write(path, tensors, metadata)
+    contrafed.core.tensors.write(path, tensors, metadata, **options)
     os.truncate(path, path.stat().st_size // 2)
     no_room()
 
@@ -141,11 +141,11 @@ def test_a_slow_disk_only_takes_time(tmp_path, monkeypatch, whole):
     """A checkpoint that takes longer than its rounds delays the next one, so that they do not fill the memory."""
     waiting, most = [], []
 
-    def slow(*arguments):
+    def slow(*arguments, **options):
         waiting.append(1)
         most.append(len(waiting))
         time.sleep(0.1)
-        contrafed.core.tensors.write(*arguments)
+        contrafed.core.tensors.write(*arguments, **options)
         waiting.pop()
 
     flush = RunRecorder.flush

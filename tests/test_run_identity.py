@@ -60,7 +60,7 @@ def test_what_is_kept_is_replaced_by_the_same_run_alone(tmp_path):
         results.keep([run], tmp_path / "results", "tried")
     stored = results.load(tmp_path / "results" / "tried.csv")
     assert [(run.name, run.config["seed"], run.config.get("evaluate_after")) for run in stored] == [
-        ("moon", 0, "received"), ("moon-2", 1, "received"),
+        ("moon", 0, "download"), ("moon-2", 1, "download"),
     ]  # fmt: skip
 
 

@@ -137,7 +137,7 @@ def test_a_run_that_its_rule_ends_is_one_line_and_keeps_its_checkpoints(tmp_path
 # ------------------------------------------------------------------------------------------------ what clients did not send
 
 
-@pytest.mark.parametrize("sums", ["mean", "weighted_sum", "terms"])
+@pytest.mark.parametrize("sums", ["mean", "weighted_sum", "weighted_terms"])
 def test_a_sum_of_what_no_client_sends_names_what_they_send(sums):
     made = rule(aggregate=lambda self, model, replies: getattr(replies, sums)("modle", np.ones(len(replies))))
     said = "unknown group of tensors 'modle', did you mean 'model'? choices: delta, model"
@@ -280,7 +280,7 @@ def test_a_selection_is_sorted_and_may_be_a_list_or_empty(clients):
     ],
 )
 def test_what_one_client_alone_receives_is_looked_at(own, said):
-    line = unsent(download=lambda self, model, client, evaluating: own if client else None)
+    line = unsent(per_client_broadcast=lambda self, model, client, evaluating: own if client else None)
     assert line.removeprefix("strategy.server: ") == said
 
 
@@ -292,10 +292,13 @@ def test_what_one_client_alone_receives_is_looked_at(own, said):
             lambda sent: {n: v.sum() for n, v in sent.items()},
             r"the client expects model/.* of shape .*, but Mine sends \(\)",
         ),
-        (lambda sent: {n: v for n, v in sent.items() if NAME not in n}, f"half expects model/{NAME}, which Mine does not send"),
+        (
+            lambda sent: {n: v for n, v in sent.items() if NAME not in n},
+            f"client expects model/{NAME}, which Mine does not send",
+        ),
         (
             lambda sent: {n.removeprefix("model/"): v for n, v in sent.items()},
-            rf'which Mine does not send: its {NAME} goes out as named\("model", ...\), of contrafed.core.tensors',
+            rf'which Mine does not send: its {NAME} goes out as add_prefix\("model", ...\), of contrafed.core.tensors',
         ),
         (lambda sent: sent | {"extra/x": 1}, "Mine must send tensors, but extra/x is a int"),
         (lambda sent: sent | {"modl/x": torch.ones(1)}, "Mine sends modl/x, which the client does not expect, did you .*"),
@@ -309,7 +312,7 @@ def test_what_all_clients_receive_is_looked_at(change, said):
 
 def test_what_the_broadcast_lacks_may_come_with_what_each_client_alone_receives():
     whole = lambda self, model, client, evaluating: FedAvg.broadcast(self, model)  # noqa: E731
-    models, _ = digits_run("fedavg", 1, clients=2, rule=rule(broadcast=lambda self, model: {}, download=whole))
+    models, _ = digits_run("fedavg", 1, clients=2, rule=rule(broadcast=lambda self, model: {}, per_client_broadcast=whole))
     assert same(models[1], digits_run("fedavg", 1, clients=2)[0][1])
 
 
@@ -347,7 +350,7 @@ RULES = "strategy.server=my_package.my_rule: MyRule"
         (
             "method",
             "    @classmethod\n    def message_spec(cls, model, config):\n        return config.nothing",
-            r"strategy=mine: MyClient\.messages: AttributeError: .*nothing.* \(my_package/my_method\.py, line \d+\)",
+            r"strategy=mine: MyClient\.message_spec: AttributeError: .*nothing.* \(my_package/my_method\.py, line \d+\)",
         ),
         (
             "rule",
@@ -365,7 +368,7 @@ RULES = "strategy.server=my_package.my_rule: MyRule"
         (
             "rule",
             "    def per_client_broadcast(self, model, client, evaluating):\n        return self.nothing",
-            rf"{RULES}\.download: AttributeError: .*nothing.* \(my_package/my_rule\.py, line \d+\)",
+            rf"{RULES}\.per_client_broadcast: AttributeError: .*nothing.* \(my_package/my_rule\.py, line \d+\)",
         ),
     ],
 )
