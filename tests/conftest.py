@@ -4,6 +4,7 @@ import os
 if not os.environ.get("CONTRAFED_GPU"):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+import logging
 import signal
 import sys
 from pathlib import Path
@@ -65,7 +66,10 @@ def call_command(monkeypatch, capsys):
         return SimpleNamespace(returncode=status, stdout=said.out, stderr=said.err)
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    handlers, level = list(logging.root.handlers), logging.root.level
     yield call
+    # Hydra's handlers write to this test's captured output, which is closed after it.
+    logging.root.handlers[:], logging.root.level = handlers, level
     for number, handler in before.items():
         signal.signal(number, handler)
 
