@@ -69,7 +69,7 @@ def test_a_lone_clients_is_the_global_model_of_the_next_round(name, tmp_path):
     )
     found = {}
     for evaluate in ("received", "after_training"):
-        own = (f"evaluate={evaluate}", f"output_dir={tmp_path / evaluate}", "num_rounds=4", "eval_every=1", "eval_clients=true")
+        own = (f"evaluate_after={evaluate}", f"output_dir={tmp_path / evaluate}", "num_rounds=4", "eval_every=1", "eval_clients=true")
         run(compose(*one, *own, "strategy.local.lr_decay=0.5", "engine=local"))
         with open(tmp_path / evaluate / "metrics.csv") as file:
             rows = [row for row in csv.DictReader(file) if row["metric"] == "loss" and row["split"] in ("clients", "test")]

@@ -91,8 +91,8 @@ def test_a_formula_by_hand_and_none_for_messages_of_ones_own():
 
     assert count_mine() == (whole, whole)
     assert count_mine(shared=("classifier",)) == (classifier, classifier)
-    assert count_mine(traffic=("theta omega", "pi v h"), messages=None) == (whole + 10 * 9, classifier + 1 + 10 * 9)
-    assert count_mine(messages=None) is None
+    assert count_mine(traffic=("theta omega", "pi v h"), message_spec=None) == (whole + 10 * 9, classifier + 1 + 10 * 9)
+    assert count_mine(message_spec=None) is None
     assert count_mine(traffic=None) is None
     assert count_mine(shared=(), traffic=("", "")) == (0, 0)
 
@@ -130,6 +130,6 @@ def test_the_papers_network_sends_what_the_paper_counts():
     counts = {}
     for name in ("fedavg", "fedcrl"):
         strategy = client_run_of(config_of(f"strategy={name}")).strategy
-        messages = client_class_of(strategy).messages(model, strategy.config)
+        messages = client_class_of(strategy).message_spec(model, strategy.config)
         counts[name] = sum(math.prod(shape) for shapes in messages for shape in shapes.values())
     assert counts == {"fedavg": 519_828, "fedcrl": 519_808 + 2 * 10}

@@ -97,13 +97,16 @@ def test_a_notebooks_list_of_values_is_one_line():
         compose("strategy=fedavg", "seed=0,1")
 
 
-def test_hidden_files_and_other_encodings_of_ones_own_yamls_do_no_harm(tmp_path):
+def test_hidden_files_do_no_harm_and_another_encoding_is_one_line(tmp_path):
     (tmp_path / "strategy").mkdir()
     (tmp_path / "strategy" / "._mine.yaml").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "strategy" / ".#mine.yaml").symlink_to("nowhere")
     (tmp_path / "strategy" / "mine.yaml").write_bytes("# M\u00e9thode\nname: mine\n".encode("latin-1"))
     assert "._mine" not in registry.choices("strategy", tmp_path)
     assert "mine" in registry.choices("strategy", tmp_path)
+    with pytest.raises(UserError, match="mine.yaml: not UTF-8"):
+        compose("strategy=fedavg", config_dir=tmp_path)
+    (tmp_path / "strategy" / "mine.yaml").unlink()
     assert compose("strategy=fedavg", config_dir=tmp_path).strategy.name == "fedavg"
 
 

@@ -33,7 +33,7 @@ def hydra_key(key: str) -> str:
 def quote_value(override: str) -> str:
     """Return an override with its value in quotes if Hydra can read it only so, such as a path that contains =."""
     key, sign, value = override.partition("=")
-    if sign and value and not set(value) & set("[]{}'\"\\") and not _is_readable(override):
+    if sign and value and not value.endswith(",") and not set(value) & set("[]{}'\"\\") and not _is_readable(override):
         # A list of values, of a sweep, or one value with a comma: each is quoted.
         return f"{key}={','.join(map(format_value, value.split(',')))}"
     return override
