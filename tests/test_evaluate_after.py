@@ -68,15 +68,21 @@ def test_a_lone_clients_is_the_global_model_of_the_next_round(name, tmp_path):
         "participation=full",
     )
     found = {}
-    for evaluate in ("received", "after_training"):
-        own = (f"evaluate_after={evaluate}", f"output_dir={tmp_path / evaluate}", "num_rounds=4", "eval_every=1", "eval_clients=true")
+    for evaluate in ("download", "local_training"):
+        own = (
+            f"evaluate_after={evaluate}",
+            f"output_dir={tmp_path / evaluate}",
+            "num_rounds=4",
+            "eval_every=1",
+            "eval_clients=true",
+        )
         run(compose(*one, *own, "strategy.local.lr_decay=0.5", "engine=local"))
         with open(tmp_path / evaluate / "metrics.csv") as file:
             rows = [row for row in csv.DictReader(file) if row["metric"] == "loss" and row["split"] in ("clients", "test")]
-        scope = ("global", "clients") if evaluate == "received" else ("personal", "test")
+        scope = ("global", "clients") if evaluate == "download" else ("personal", "test")
         found[evaluate] = [float(row["value"]) for row in rows if (row["scope"], row["split"]) == scope]
-    assert len(found["received"]) == 5
-    assert found["after_training"][:-1] == pytest.approx(found["received"][1:], rel=1e-6)
+    assert len(found["download"]) == 5
+    assert found["local_training"][:-1] == pytest.approx(found["download"][1:], rel=1e-6)
 
 
 def test_a_run_reports_it_as_personal_beside_the_global_score(tmp_path):
