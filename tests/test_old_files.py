@@ -4,7 +4,7 @@ import json
 
 import pytest
 import yaml
-from tiny import TINY, config_of
+from tiny import TINY_RUN, config_of
 
 from contrafed import run
 from contrafed.core.errors import UserError
@@ -23,7 +23,7 @@ def check_refusal(match, function, *arguments):
 def folder(tmp_path_factory):
     """A run with a checkpoint, and with the names that a run had."""
     out = tmp_path_factory.mktemp("old") / "run"
-    run(config_of(*TINY, "strategy=fedavg", "engine=local", "checkpoint_every=1", f"output_dir={out}"))
+    run(config_of(*TINY_RUN, "strategy=fedavg", "engine=local", "checkpoint_every=1", f"output_dir={out}"))
     return out
 
 
@@ -40,7 +40,7 @@ def make_old(folder):
 
 
 def test_they_are_refused(folder):
-    newest = checkpoint.numbered(folder / checkpoint.FOLDER)[-1]
+    newest = checkpoint.list_checkpoints(folder / checkpoint.FOLDER)[-1]
     assert checkpoint.find(folder).path == newest
     make_old(folder)
     check_refusal("resume: .*another Contrafed", checkpoint.find, folder)
@@ -48,5 +48,5 @@ def test_they_are_refused(folder):
     check_refusal("older Contrafed", read_config, folder)
     check_refusal("older Contrafed", read, folder, "run")
     again = ["engine=local", f"output_dir={folder.parent}/again"]
-    check_refusal("another Contrafed", lambda: run(config_of(*TINY, "strategy=fedavg", f"resume={folder}", *again)))
+    check_refusal("another Contrafed", lambda: run(config_of(*TINY_RUN, "strategy=fedavg", f"resume={folder}", *again)))
     check_refusal("older Contrafed", lambda: run(config_of(f"evaluate_only={folder}", *again)))

@@ -72,7 +72,7 @@ def test_ray_listens_on_loopback_and_its_folder_is_private(own_ray):
     # 127.0.0.1, and the same mapped to IPv6, in the byte order of the kernel.
     assert listening_addresses() <= {"0100007F", "0000000000000000FFFF00000100007F"}
     assert listening_addresses()
-    session = Path(own_ray._private.worker._global_client.get_session_dir_path())
+    session = Path(own_ray._private.worker._global_node.get_session_dir_path())
     closed = [folder for folder in session.parents if folder.stat().st_mode & 0o077 == 0]
     assert [folder for folder in closed if folder.name.startswith("contrafed-")]
     private = next(folder for folder in closed if folder.name.startswith("contrafed-"))
