@@ -34,7 +34,7 @@ def make_old(folder):
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     for file in folder.glob("checkpoints/*/state.json"):
         content = json.loads(file.read_text())
-        del content["format"]
+        del content["format"], content["sha256"]
         content["nodes"] = content.pop("clients")
         file.write_text(json.dumps(content))
 

@@ -288,14 +288,8 @@ def test_what_one_client_alone_receives_is_looked_at(own, said):
     ("change", "said"),
     [
         (lambda sent: None, "Mine must send tensors by name, in a dictionary, not NoneType"),
-        (
-            lambda sent: {n: v.sum() for n, v in sent.items()},
-            r"the client expects model/.* of shape .*, but Mine sends \(\)",
-        ),
-        (
-            lambda sent: {n: v for n, v in sent.items() if NAME not in n},
-            f"client expects model/{NAME}, which Mine does not send",
-        ),
+        (lambda sent: {n: v.sum() for n, v in sent.items()}, r"client expects model/.* of shape .*, but Mine sends \(\)"),
+        (lambda sent: {n: v for n, v in sent.items() if NAME not in n}, f"expects model/{NAME}, which Mine does not send"),
         (
             lambda sent: {n.removeprefix("model/"): v for n, v in sent.items()},
             rf'which Mine does not send: its {NAME} goes out as add_prefix\("model", ...\), of contrafed.core.tensors',

@@ -35,6 +35,8 @@ FOLDER, CLIENTS, STATE, SERVER = "checkpoints", "clients", "state.json", "server
 # Logs that a run can do without: of wall-clock time, and, without privacy, of the participants, who are in a figure alone.
 SPARE_LOGS = ("times", "participants")
 
+# Errors of damaged files.
+DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, SafetensorError, RecursionError, UserError)
 FORMAT = 2  # version of a checkpoint's files. Version 1 has no such key and other names.
 
 ENDING_KEYS = ("early_stop", "target_accuracy", "on_divergence")
@@ -342,12 +344,12 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def _read(path: Path) -> Checkpoint | None:
     """Return the checkpoint in ``path``, None if a file is missing or changed. Raises ``UserError`` for another version's."""
+    content = _read_state(path / STATE)
+    if content is None:
+        return None
+    if content.get("format") != FORMAT:
+        raise UserError(f"resume: {path} is a checkpoint of another Contrafed. Fix: name another output_dir, or delete it")
     try:
-        content = json.loads(check_regular(path / STATE, MAX_LOG_BYTES).read_text(encoding="utf-8"))
-        if "config" in content and content.get("format", 1) != FORMAT:
-            raise UserError(f"resume: {path} is a checkpoint of another Contrafed. Fix: name another output_dir, or delete it")
-        if content.pop("sha256") != _digest(content):
-            return None
         clients, sums = {int(client): str(file) for client, file in content["clients"].items()}, dict(content["sums"])
         for name in (SERVER, *clients.values()):
             check_regular(path / name if name == SERVER else path.parent / CLIENTS / name, MAX_LOG_BYTES << 8)
@@ -360,17 +362,17 @@ def _read(path: Path) -> Checkpoint | None:
         )
         found.server()
         return found
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-        SafetensorError,
-        RecursionError,
-        UserError,
-    ):
+    except DAMAGED:
+        return None
+
+
+def _read_state(path: Path) -> dict[str, Any] | None:
+    """Return what a checkpoint's JSON holds, None if it is damaged. Version 1 has no checksum."""
+    try:
+        content: dict[str, Any] = json.loads(check_regular(path, MAX_LOG_BYTES).read_text(encoding="utf-8"))
+        is_old = "config" in content and "sha256" not in content
+        return content if is_old or content.pop("sha256") == _digest(content) else None
+    except DAMAGED:
         return None
 
 
