@@ -176,16 +176,16 @@ class SplitModel(nn.Module):
 
     @cached_property
     def _homes(self) -> dict[str, tuple[dict[str, Any], str]]:
-        """Where a parameter or a buffer is kept: its module's table, and its key there."""
-        parts = [(name, *name.rpartition(".")[::2]) for name in self.tensors()]
+        """The table of its module, and the key there, for each parameter and then for each buffer."""
+        names = [*(name for name, _ in self.named_parameters()), *self._buffer_list]
+        parts = [(name, *name.rpartition(".")[::2]) for name in names]
         modules = {name: self.get_submodule(path) for name, path, _ in parts}
         tables = {name: home._buffers if name in self.buffer_names else home._parameters for name, home in modules.items()}
         return {name: (tables[name], leaf) for name, _, leaf in parts}  # type: ignore[misc]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all that can be another's under the same name: the parameters, and behind them the buffers."""
-        buffers = dict(self.named_buffers())
-        return {**dict(self.named_parameters()), **{name: buffers[name] for name in self._buffer_list}}
+        """Return the parameters and then the buffers by name: the tensors that ``holding`` replaces."""
+        return {name: table[key] for name, (table, key) in self._homes.items()}
 
     @cached_property
     def _buffer_list(self) -> list[str]:
