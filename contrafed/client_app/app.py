@@ -34,7 +34,7 @@ from contrafed.training.workspace import Workspace, workspace_for
 
 CLIENT_STATE = "client_state"
 
-# What an operator may write into --node-config; num-partitions is Flower's own and not needed.
+# Keys that an operator may write into --node-config. num-partitions is Flower's own and not used.
 NODE_CONFIG = ("partition-id", "num-partitions", "state-dir", "data", "data-dir", "modules", "max-local-steps")
 
 app = ClientApp()

@@ -43,7 +43,7 @@ def set_token() -> None:
 
 
 def check_token() -> None:
-    """Raise ``UserError`` where Ray was imported without a token: it would accept everybody."""
+    """Raise ``UserError`` if Ray was imported without a token, since it would accept anyone."""
     from ray._raylet import AuthenticationMode, get_authentication_mode  # type: ignore[attr-defined]
 
     if get_authentication_mode() != AuthenticationMode.TOKEN:

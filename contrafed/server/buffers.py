@@ -1,6 +1,6 @@
 """Buffers of the global model. No strategy sees them: they are averaged here, whatever a strategy does with parameters."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from contrafed.server.replies import Replies, Reply
 
 
 def leave_out(model: Tensors, buffers: Collection[str]) -> Tensors:
-    """Return the parameters of a model; the model itself where it has no buffers."""
+    """Return the parameters of a model, which is the model itself if it has no buffers."""
     return {name: value for name, value in model.items() if name not in buffers} if buffers else model
 
 
@@ -28,14 +28,9 @@ def _split(reply: Reply, buffers: Collection[str]) -> tuple[Reply, Reply]:
 
 
 def average_buffers(rule: Any, replies: Replies) -> Tensors:
-    """Return the mean of the buffers that clients sent, weighted as ``strategy.weights`` weighs; counters are whole numbers."""
+    """Return the mean of the buffers that clients sent, weighted by ``strategy.weights``. Counters are rounded."""
     if not len(replies) or not replies[0].tensors:
         return {}
     uniform = getattr(rule.config, "weights", "samples") == "uniform"
     mean = replies.mean("model", np.ones(len(replies)) if uniform else replies.num_examples)
     return {name: value if value.dim() else value.round() for name, value in mean.items()}
-
-
-def list_shared(buffers: Iterable[str], down: Collection[str]) -> list[str]:
-    """Return the buffers that clients receive."""
-    return [name for name in buffers if f"model/{name}" in down]

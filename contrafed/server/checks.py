@@ -12,7 +12,7 @@ from torch import Tensor
 from contrafed.core import registry
 from contrafed.core.errors import RunStopped, UserError, nearest
 from contrafed.core.tensors import TYPES, Tensors, format_of, storable
-from contrafed.server.buffers import average_buffers, leave_out, list_shared, split_replies
+from contrafed.server.buffers import average_buffers, leave_out, split_replies
 from contrafed.server.privacy import aggregate_privately
 from contrafed.server.replies import AbsentError, Replies, norm
 
@@ -41,7 +41,7 @@ def broadcast(rule: Any, method: Callable[[Tensors], Tensors], model: Tensors) -
     shared = method(leave_out(model, rule.buffers))
     if not rule.buffers or not isinstance(shared, dict):
         return shared
-    return shared | {f"model/{name}": model[name] for name in list_shared(rule.buffers, rule.broadcast_spec)}
+    return shared | {f"model/{name}": model[name] for name in rule.buffers if f"model/{name}" in rule.broadcast_spec}
 
 
 def sent_fault(rule: Any, *parts: Any) -> str:
