@@ -102,18 +102,19 @@ class Client(NumPyClient):
     def message_spec(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
         """Return names and shapes of all tensors that a client receives and uploads. No other tensors are exchanged."""
         shared, tensors = cls.list_shared(model, config), model.tensors()
-        frozen = model.buffer_names if model.buffers_are == "frozen" else ()
+        sent = shared - model.buffer_names if model.buffers_are == "frozen" else shared
         broadcast_spec = {f"model/{n}": tuple(v.shape) for n, v in tensors.items() if n in shared}
-        return broadcast_spec, {
-            f"{cls.upload}/{n}": tuple(v.shape) for n, v in tensors.items() if n in shared and n not in frozen
-        }
+        return broadcast_spec, {f"{cls.upload}/{n}": tuple(v.shape) for n, v in tensors.items() if n in sent}
 
     @classmethod
-    def list_shared(cls, model: SplitModel, config: Any) -> set[str]:
+    def list_shared(cls, model: SplitModel, config: Any) -> frozenset[str]:
         """Return the names of the shared tensors: those in ``shared_parts`` without local buffers."""
-        parts = cls.shared_parts(config)
-        local = model.buffer_names if model.buffers_are == "local" else ()
-        return {name for name in model.tensors() if name not in local and loop.is_in(name, parts, model.normalisation_names)}
+        parts, known = cls.shared_parts(config), model.__dict__.setdefault("shared_names", {})  # every client asks for them
+        if (key := (str(parts), model.buffers_are)) not in known:
+            local, norms = model.buffer_names if model.buffers_are == "local" else (), model.normalisation_names
+            known[key] = frozenset(n for n in model.tensors() if n not in local and loop.is_in(n, parts, norms))
+        found: frozenset[str] = known[key]
+        return found
 
     def init_client_state(self, received: Tensors) -> Tensors:
         """Return a client's initial state, given what it ``received`` first. Personal parts are added."""
