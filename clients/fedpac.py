@@ -84,7 +84,7 @@ class FedPACClient(Client):
         self.train(stack, parts=self.shared, loss_inputs=prototype_table(stack) | {"own": means})
         body = {n: v for n, v in stack.params.items() if self.is_shared(n)}
         stack.state |= add_prefix("trained", body)
-        head = add_prefix("head", {n: v for n, v in stack.params.items() if n not in body})
+        head = add_prefix("head", {n: v for n, v in stack.params.items() if f"head/{n}" in stack.received})
         return self.make_upload(stack) | head | statistics | self.prototypes(stack)
 
     def _mixed_head(self, stack: ClientStack) -> Tensors:
