@@ -174,7 +174,7 @@ class ContrafedSweeper(Sweeper):
 
     def _override_job(self, each: Left, folder: Path) -> list[str]:
         """Return a job's command line, with its folder and its number of rounds between checkpoints."""
-        from contrafed.config.grid import format_value
+        from contrafed.config.sweep_grid import format_value
 
         lines = [f"hydra.sweep.dir={format_value(str(folder.parent))}", f"hydra.sweep.subdir={format_value(folder.name)}"]
         if folder == self._find_past(each) and _is_resumable(each.run):

@@ -34,7 +34,7 @@ def test_an_experiment_has_one_recipe_for_every_method(experiment):
             continue
         run = resolve(config)
         assert recipe_of(config) == expected | local_settings(own, name), name
-        if client_of(run).plain_sgd:
+        if client_of(run).plain_sgd_reason:
             assert (recipe_of(config)["optimizer"], recipe_of(config)["momentum"]) == ("sgd", 0.0), name
 
 
@@ -170,7 +170,7 @@ def test_a_key_that_the_method_does_not_have_is_named(tmp_path):
 def plain(monkeypatch):
     from contrafed.clients.fedavg import FedAvgClient
 
-    monkeypatch.setattr(FedAvgClient, "plain_sgd", "its corrections are sums of plain steps")
+    monkeypatch.setattr(FedAvgClient, "plain_sgd_reason", "its corrections are sums of plain steps")
 
 
 @pytest.mark.parametrize("optimizer", ["{optimizer: adam, lr: 0.003}", "{momentum: 0.9, lr: 0.02}"])

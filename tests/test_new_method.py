@@ -107,8 +107,11 @@ LISTING = (
     "tests/test_aggregation.py",
     "tests/test_privacy.py",
     "tests/test_docs.py",
+    "tests/test_record.py",
 )
-CHOSEN_TESTS = "fednew or look or list or every_method or methods_are or papers or exactly or readme or by_count or links"
+CHOSEN_TESTS = (
+    "fednew or look or list or every_method or methods_are or papers or exactly or readme or by_count or links or as_before"
+)
 
 
 @pytest.mark.slow

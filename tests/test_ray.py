@@ -66,7 +66,7 @@ def test_two_ray_nodes_equal_one(tmp_path, local_runs):
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         cluster.add_node(num_cpus=1)
-        cluster.wait_for_clients()
+        cluster.wait_for_nodes()
         overrides = (f"engine.address={cluster.address}", "engine.workers=2", "engine=ray")
         _, model, metrics, clients = run_tiny(tmp_path / "run", "strategy=pmfl", *overrides)
         assert len([n for n in ray.nodes() if n["Alive"]]) == 2

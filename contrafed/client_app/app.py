@@ -1,7 +1,7 @@
 """Define the ClientApp: the same object in simulation and on a device. Only it reads and writes a client's files.
 
 Flower calls ``app(message, context)`` for one client. Contrafed's engines call ``run_stack`` with the messages of many clients.
-Both end in the same ``Client.update`` and ``Client.evaluate_clients``. The client state is the record ``memory`` of
+Both end in the same ``Client.update`` and ``Client.evaluate_clients``. The client state is the record ``client_state`` of
 ``Context.state``.
 """
 
@@ -112,7 +112,7 @@ def query(message: Message, context: Context) -> Message:
 
 
 def run_stack(messages: Sequence[Message], contexts: Sequence[Context], deadline: float | None = None) -> list[Message]:
-    """Train or evaluate the clients of ``message_spec`` as one stack, and return their replies in the same order.
+    """Train or evaluate the clients of ``messages`` as one stack, and return their replies in the same order.
 
     All messages are of one kind and belong to one round of one run. Either every context is committed or, if this raises, none.
     """

@@ -138,11 +138,11 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     pattern_class_of(participation)
     check_tracker(chosen["tracker"])
     _check_local_training(client.strategy, top.num_rounds)
-    rule_class = strategy_class_of(server)
+    strategy_class = strategy_class_of(server)
     with registry.report_author_errors(
-        f"strategy.server={server.name}: {rule_class.__name__}.check", str(server.module.__file__)
+        f"strategy.server={server.name}: {strategy_class.__name__}.check", str(server.module.__file__)
     ):
-        rule_class.check(server.config, client.strategy, participation)
+        strategy_class.check(server.config, client.strategy, participation)
     check_classes(client.strategy, server)
     check_participation(participation, top.num_trained, top.seed_of_federation)
     check_privacy(chosen["privacy"], server, participation, top.min_replies)
@@ -201,17 +201,17 @@ def check_log(names: Sequence[str], client: Choice, server: Choice, participatio
     from contrafed.training.loop import is_pattern
     from contrafed.training.workspace import client_class_of
 
-    shared, rule = client_class_of(client).shared_parts(client.config), strategy_class_of(server)
+    shared, server_class = client_class_of(client).shared_parts(client.config), strategy_class_of(server)
     if any(is_pattern(part) for part in shared):  # some tensors of each part stay on the clients
         shared = ("some",)
     missing = {
         "deviation": "" if shared else "its clients send no part of the model",
         "features": "" if {"encoder", "projector"} <= set(shared) else "its clients keep their encoder or projector",
         "clients_train": ""
-        if rule.has_global_model and {"encoder", "projector", "classifier"} <= set(shared)
+        if server_class.has_global_model and {"encoder", "projector", "classifier"} <= set(shared)
         else "it has no global model",
-        "weights": f"the rule {server.name} gives a client that is away no weight"
-        if rule.client_weights is FederatedStrategy.client_weights
+        "weights": f"the strategy {server.name} gives a client that is away no weight"
+        if server_class.client_weights is FederatedStrategy.client_weights
         else "",
     }
     for name in names:
@@ -225,11 +225,11 @@ def check_log(names: Sequence[str], client: Choice, server: Choice, participatio
 
 def server_of(strategy: Mapping[str, Any]) -> Choice:
     """Return the strategy of a composed ``strategy`` group. Raises ``UserError``."""
-    module = _rule_of(strategy)
+    module = _server_module(strategy)
     return replace(choose("strategy", strategy, module), name=str(strategy.get("server") or strategy["name"]))
 
 
-def _rule_of(strategy: Mapping[str, Any]) -> ModuleType:
+def _server_module(strategy: Mapping[str, Any]) -> ModuleType:
     """Return the module that ``strategy.server`` names, or by default the method's ``strategies/NAME.py``."""
     from contrafed.server.base import FederatedStrategy
 
@@ -238,7 +238,9 @@ def _rule_of(strategy: Mapping[str, Any]) -> ModuleType:
     module = registry.find("contrafed.strategies", "strategy", strategy)
     if not registry.own_subclasses(module, FederatedStrategy):
         wanted = "its YAML's defaults may name another's, such as server: fedavg"
-        raise UserError(f"strategy={strategy['name']}: {module.__name__} has no server rule (a FederatedStrategy); {wanted}")
+        raise UserError(
+            f"strategy={strategy['name']}: {module.__name__} has no server strategy (a FederatedStrategy); {wanted}"
+        )
     return module
 
 
@@ -247,7 +249,7 @@ def _check_local_training(strategy: Choice, num_rounds: int) -> None:
     from contrafed.training.local_training import LocalTraining
     from contrafed.training.workspace import client_class_of
 
-    reason, local = client_class_of(strategy).plain_sgd, getattr(strategy.config, "local", None)
+    reason, local = client_class_of(strategy).plain_sgd_reason, getattr(strategy.config, "local", None)
     if not isinstance(local, LocalTraining):
         wanted = "must have `local: LocalTraining` of contrafed.training.local_training, the recipe of local training"
         raise UserError(f"strategy={strategy.name}: Config of {strategy.module.__name__} {wanted}")
@@ -268,7 +270,7 @@ def wrong_labels(attack: Choice, top: Top) -> tuple[int, ...]:
 
 def _check_keys(strategy: Mapping[str, Any]) -> None:
     """Raise ``UserError`` for a key of the ``strategy`` group that is neither the client's nor the strategy's."""
-    halves = registry.find(PACKAGES["strategy"], "strategy", strategy), _rule_of(strategy)
+    halves = registry.find(PACKAGES["strategy"], "strategy", strategy), _server_module(strategy)
     known = {name for module in halves for name in module.Config.__dataclass_fields__}
     for key in strategy:
         if key not in known and key not in (*registry.COMMON_KEYS, "server"):

@@ -59,7 +59,7 @@ def check_privacy(privacy: Choice, server: Choice, participation: Choice, min_re
     if reason := strategy_class_of(server).needs_individual_updates(server.config):
         raise UserError(
             f"privacy=central adds noise to one weighted sum of clipped updates, but strategy.server={server.name} {reason}; "
-            "privacy=local goes with any rule"
+            "privacy=local goes with any strategy"
         )
     if privacy.config.amplification:
         _check_sampling(server, participation, min_replies)

@@ -28,8 +28,8 @@ from contrafed.core.schema import Range
 from contrafed.core.tensors import size_of
 from contrafed.engines import ray_access, shared_memory
 from contrafed.engines.client_state import Cost
+from contrafed.engines.engine_run import EngineRun
 from contrafed.engines.grid import VirtualGrid
-from contrafed.engines.job import Job
 from contrafed.engines.ray_worker import BatchJob, Timing, Worker, unpack_messages
 from contrafed.engines.scheduling import cost_of, schedule_balanced, schedule_guided
 from contrafed.engines.worker import FIRST_NODE_ID, reuse_memory
@@ -73,8 +73,8 @@ def share_of(config: Config, gpus: int) -> float:
     return 1.0 if gpus and (config.address is not None or torch.cuda.is_available()) else 0.0
 
 
-def run(config: Config, job: Job) -> None:
-    """Run a job with virtual clients on Ray workers. Ray itself keeps running for the next job of a sweep."""
+def run(config: Config, engine_run: EngineRun) -> None:
+    """Run with virtual clients on Ray workers. Ray itself keeps running for the next job of a sweep."""
     if config.address is not None and (config.memory_host_bytes, config.memory_folder) != (None, None):
         raise UserError("engine.memory_host_bytes and engine.memory_folder are for a Ray that starts here, not for a cluster")
     threads = torch.get_num_threads()
@@ -83,11 +83,11 @@ def run(config: Config, job: Job) -> None:
     grid = None
     try:
         device = "cpu" if config.gpus_per_worker == 0 else default_device()  # the clients' device
-        workspace = Workspace(job.client, device=device, federation=job.federation, model=job.model)
-        install(job.client.to_json(), workspace)
-        start_ray(config.address, job.verbose, config.memory_host_bytes, expand_home(config.memory_folder))
+        workspace = Workspace(engine_run.client, device=device, federation=engine_run.federation, model=engine_run.model)
+        install(engine_run.client.to_json(), workspace)
+        start_ray(config.address, engine_run.verbose, config.memory_host_bytes, expand_home(config.memory_folder))
         grid = RayGrid(config, workspace)
-        job.serve(grid)
+        engine_run.serve(grid)
     finally:
         if grid is not None:
             grid.close()

@@ -17,7 +17,7 @@ from contrafed.core.client_run import ClientRun
 from contrafed.core.tensors import on_host, size_of
 from contrafed.data.federation import Federation
 from contrafed.engines import shared_memory
-from contrafed.engines.job import stack_size_for
+from contrafed.engines.engine_run import stack_size_for
 from contrafed.engines.worker import BatchRunner, identify, reuse_memory
 from contrafed.training.errors import device_lost
 from contrafed.training.workspace import Workspace, default_device, install

@@ -42,10 +42,10 @@ def _choice(run: FinishedRun, table: dict[str, Any], key: str) -> tuple[str, str
 @lru_cache
 def _today(group: str, choice: str) -> dict[str, Any]:
     """Return the values of a choice without an experiment. Unknown choices and groups without choices have none."""
-    name, plus, rule = choice.partition("+")
+    name, plus, server = choice.partition("+")
     if name and name not in registry.choices(group):
         return {}
-    config = compose_job([*([f"{group}={name}"] if name else []), *([f"{group}.server={rule}"] if plus else [])])
+    config = compose_job([*([f"{group}={name}"] if name else []), *([f"{group}.server={server}"] if plus else [])])
     return plain_numbers(flatten_keys(to_plain(config)))
 
 

@@ -78,21 +78,21 @@ class FederatedStrategy(Strategy):
         """Prepare a run of ``num_rounds`` rounds.
 
         Args:
-            config: Settings of the strategy. ``client_config`` are the client's, and ``settings`` the JSON that clients
-            receive. max_norm: Larger joint L2 norms of a reply's tensors are rejected. norm_limit: Rejects replies far longer
-            than others. min_replies: With fewer valid replies a round changes neither the model nor the server state.
+            settings: The JSON that clients receive.
+            max_norm: Larger joint L2 norms of a reply's tensors are rejected.
+            norm_limit: Rejects replies far longer than others.
+            min_replies: With fewer valid replies a round changes neither the model nor the server state.
             num_local_steps: Returns the steps of a client with so many examples, by which engines balance their workers.
-            after_training: Evaluate clients after the next round's local update, whose result is discarded. privacy: Clip
-            replies and add noise to their sums. aggregation: Replaces a mean of replies.
+            after_training: Evaluate clients after the next round's local update, whose result is discarded.
+            privacy: Clip replies and add noise to their sums.
+            aggregation: Replaces a mean of replies.
         """
         self.config, self.client_config, self.client_class = config, client_config, client_class
         self.broadcast_spec, self.upload_spec = client_class.message_spec(model, client_config)
         self.buffers = getattr(model, "buffer_names", frozenset())
-        # Names of the model's shared parameters.
         self.shared_names = [
             n.removeprefix("model/") for n in self.broadcast_spec if n.startswith("model/") and n[6:] not in self.buffers
         ]
-        # Whether clients are evaluated by personal models, and whether there is a global model to evaluate.
         self.after_training = after_training
         self.personal = (
             after_training or client_class.is_personal(client_config) or getattr(model, "buffers_are", "") == "local"
@@ -129,9 +129,7 @@ class FederatedStrategy(Strategy):
 
     @classmethod
     def check(cls, config: Any, client: Choice, participation: Choice) -> None:
-        """Raise ``UserError`` for a client or a participation pattern that the strategy does not support, before anything
-        runs.
-        """
+        """Raise ``UserError`` for a client or a participation pattern that the strategy does not support."""
 
     @classmethod
     def needs_individual_updates(cls, config: Any) -> str:
@@ -159,9 +157,7 @@ class FederatedStrategy(Strategy):
         return self.broadcast(model)
 
     def per_client_broadcast(self, model: Tensors, client: int, evaluating: bool) -> Tensors | None:
-        """Return tensors for this client alone, which replace those of the broadcast. ``evaluating``: they are for an
-        evaluation.
-        """
+        """Return tensors for this client alone that replace those of the broadcast, in training or when ``evaluating``."""
         return None
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
@@ -199,7 +195,6 @@ class FederatedStrategy(Strategy):
         self.round.bytes_down = len(clients) * sum(4 * math.prod(shape) for shape in self.broadcast_spec.values())
         costs = checks.costs(self, clients)
         common = {**config, "server-round": server_round, "settings": self.settings}
-        # clients of one cost share one
         scalars = {cost: ConfigRecord({**common, "cost": cost}) for cost in set(costs.values())}
         asked = {client: scalars[cost] for client, cost in costs.items()}
         return self._write(MessageType.TRAIN, server_round, self.model, self.broadcast, asked)

@@ -16,7 +16,7 @@ from contrafed.core.errors import UserError
 from contrafed.core.privacy.central import Config
 from contrafed.core.privacy.mechanism import clip_norms, noise
 from contrafed.core.tensors import Tensors
-from contrafed.core.weighted_sum import combine
+from contrafed.core.weighted_sum import weighted_sum
 from contrafed.server.replies import Replies, Reply
 from contrafed.training.privacy import PROTOTYPES, PUBLIC_TENSOR, UPDATES
 
@@ -56,13 +56,13 @@ class PrivateReplies(Replies):
         if group not in ("model", "delta"):
             raise UserError(f"privacy=central: the server rule sums {group}, which is not clipped")
         self._once("updates")
-        total = combine(self._deltas, weights.tolist())
+        total = weighted_sum(self._deltas, weights.tolist())
         scale = self.config.noise_multiplier * self.config.clip_norm * float(np.abs(weights).max())
         for name, value in noise(total, self.config, self._seed, "update noise", self._round).items():
             total[name] += scale * value
         if group == "delta":
             return total
-        base = combine([reply.start_model(total) for reply in self], weights.tolist())
+        base = weighted_sum([reply.start_model(total) for reply in self], weights.tolist())
         return {name: value + base[name] for name, value in total.items()}
 
     def weighted_terms(self, group: str, weights: np.ndarray) -> tuple[list[Tensors], list[float]]:

@@ -15,7 +15,7 @@ from torch.nn.utils import get_total_norm
 from contrafed.core import codec
 from contrafed.core.errors import unknown
 from contrafed.core.tensors import Tensors, select_prefix
-from contrafed.core.weighted_sum import combine
+from contrafed.core.weighted_sum import weighted_sum
 from contrafed.server.aggregation import Aggregation
 
 # A .npy header of ours has 128 bytes. A longer one than this is invalid.
@@ -126,7 +126,7 @@ class Replies(Sequence[Reply]):
             ValueError: Without replies.
             AbsentError: If clients upload other groups but not this one. ``model`` may be empty.
         """
-        return combine(self._get_sent_tensors(group), weights.tolist())
+        return weighted_sum(self._get_sent_tensors(group), weights.tolist())
 
     def weighted_terms(self, group: str, weights: np.ndarray) -> tuple[list[Tensors], list[float]]:
         """Return the models and factors of ``weighted_sum``, for a strategy that adds further terms to it."""
@@ -172,7 +172,7 @@ class Replies(Sequence[Reply]):
         if group != "model":
             return self.aggregation.combine(self._get_sent_tensors(group), shares)
         change = self.aggregation.combine(self.deltas(), shares)
-        begun = combine([reply.start_model(change) for reply in self], shares.tolist())
+        begun = weighted_sum([reply.start_model(change) for reply in self], shares.tolist())
         return {name: begun[name] + change[name] for name in change}
 
     def mean_metrics(self) -> dict[str, float]:
@@ -202,7 +202,7 @@ def read_reply(
     Args:
         client: Partition id of the client.
         message: The reply.
-        up: Names and shapes of the client's upload.
+        upload_spec: Names and shapes of the client's upload.
         received: The tensors that the client received.
         num_examples: The client's number of examples. Other numbers are rejected, because they change its weight.
         max_norm: The largest joint L2 norm.

@@ -25,7 +25,7 @@ class Population:
         return len(self.sizes)
 
     @property
-    def num_holders(self) -> int:
+    def num_clients_with_data(self) -> int:
         """The number of clients with data. A client without data never participates, and no strategy counts it."""
         return int(np.count_nonzero(self.sizes))
 

@@ -21,7 +21,7 @@ from contrafed.core.split_model import Features, SplitModel
 from contrafed.core.tensors import Tensors
 from contrafed.training import local_round, loop
 from contrafed.training.batches import Batch, Batches
-from contrafed.training.client_stack import ClientStack, each_client, per_client
+from contrafed.training.client_stack import ClientStack, each_client, expand_like
 from contrafed.training.errors import DeadlineError, LocalError, NoRoomError
 from contrafed.training.local_round import Evaluation, Update
 from contrafed.training.local_training import LocalTraining
@@ -45,7 +45,7 @@ __all__ = [
     "Step",
     "Tensors",
     "Update",
-    "per_client",
+    "expand_like",
 ]
 
 Shapes = dict[str, tuple[int, ...]]
@@ -66,7 +66,7 @@ class Client(NumPyClient):
 
     # The parts of the model that are shared, and patterns of tensors' names: "encoder.stages.0.*", "!norm" (``loop.is_in``).
     shared: ClassVar[tuple[str, ...]] = PARTS
-    plain_sgd: ClassVar[str] = ""  # why local training must be plain SGD, without momentum or Adam, or empty
+    plain_sgd_reason: ClassVar[str] = ""  # why local training must be plain SGD, without momentum or Adam, or empty
     upload: ClassVar[Literal["model", "delta"]] = "model"  # upload the trained tensors, or their change
     own_model: ClassVar[bool] = False  # whether a client is evaluated by a personal model although all parts are shared
     mixed_on: ClassVar[tuple[str, ...]] = ("cuda",)  # devices on which local.mixed_precision has an effect
@@ -176,15 +176,14 @@ class Client(NumPyClient):
             stack: The clients.
             params: Tensors (B, ...) to train in place of ``stack.params``.
             examples: Each client's examples, if not its whole training part. A client without any does not train.
-            work: Settings of the training, by default ``config.local``.
+            local_training: Settings of the training, by default ``config.local``.
             parts: Parts of the model to train.
             loss: The loss of one client, by default ``self.loss``.
-            constants: Tensors (B, ...) that the loss receives by name.
+            loss_inputs: Tensors (B, ...) that the loss receives by name.
             reference_models: Models (B, ...) whose representations z (B, b, D) of the batch the loss receives by name. A pair
-            of one
-                client's
-                function of (model, images) and a model gives other outputs. Each image is computed once.
-            before_step: Runs before every step without gradients. The loss receives its result in place of the frozen models'.
+                of one client's function of (model, images) and a model gives other outputs. Each image is computed once.
+            before_step: Runs before every step without gradients. The loss receives its result in place of the reference
+                outputs.
             repeat: Steps for each batch.
             purpose: Names the stream of the batches. Each phase of a round has its own.
         """

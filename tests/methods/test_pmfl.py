@@ -38,10 +38,10 @@ def angle(cos):
 
 def pmfl_memory(history, previous=None, pushed=None, rounds=1):
     return {
-        "buffer/classifier.w": torch.tensor([history], dtype=torch.float64),
+        "iterates/classifier.w": torch.tensor([history], dtype=torch.float64),
         "previous/classifier.w": torch.tensor([previous or [1.0, 0.0]], dtype=torch.float64),
-        "pushed": torch.tensor([len(history) if pushed is None else pushed]),
-        "rounds": torch.tensor([rounds]),
+        "num_pushed": torch.tensor([len(history) if pushed is None else pushed]),
+        "participations": torch.tensor([rounds]),
     }
 
 
@@ -130,8 +130,8 @@ def test_buffer_holds_the_last_iterates_across_rounds(start):
     if start == "previous":
         del iterates[3]  # W, which the second round began from
     torch.testing.assert_close(update.client_state["previous/classifier.w"], end)
-    assert update.client_state["pushed"].item() == 4
-    held = {tuple(row.tolist()) for row in update.client_state["buffer/classifier.w"]}
+    assert update.client_state["num_pushed"].item() == 4
+    held = {tuple(row.tolist()) for row in update.client_state["iterates/classifier.w"]}
     assert held == {tuple(i.tolist()) for i in iterates[1:]}
 
 
@@ -284,7 +284,7 @@ def test_history_by_hand():
     rule = server({"history_size": 3}, num_clients=1, num_rounds=10**9)  # psi stays 0.5 to nine digits
     aggregate(rule, 0, 4.0, {})
     aggregate(rule, 1, 2.0, {})
-    rule.state["mean"][:], rule.state["ended"][:], rule.state["waited"][:] = 1, 1, 0
+    rule.state["mean_interval"][:], rule.state["num_intervals"][:], rule.state["rounds_waited"][:] = 1, 1, 0
     assert aggregate(rule, 2, 6.0, {0: 1.0}) == pytest.approx(5.0, abs=1e-6)
 
 

@@ -250,8 +250,8 @@ class RunRecorder:
             times = np.array([(float(row["seconds"]), float(row["aggregate_seconds"])) for row in rows]).reshape(-1, 2)
         except (TypeError, ValueError):  # another program changed it
             times = np.zeros((0, 2))
-        local, rule = np.median([times[:, 0] - times[:, 1], times[:, 1]], axis=1) if len(times) else (math.nan, math.nan)
-        return {"local_seconds_median": float(local), "aggregate_seconds_median": float(rule)}
+        local, aggregate = np.median([times[:, 0] - times[:, 1], times[:, 1]], axis=1) if len(times) else (math.nan, math.nan)
+        return {"local_seconds_median": float(local), "aggregate_seconds_median": float(aggregate)}
 
     def close(self) -> None:
         """Close every file, also if a write fails. Then raises ``OSError``."""
