@@ -9,7 +9,7 @@ from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.weighted_sum import weighted_sum
 from contrafed.server.base import Replies, Tensors
-from contrafed.server.client_table import Table
+from contrafed.server.latest_updates import LatestUpdates
 from contrafed.strategies.fedavg import FedAvg, Weights
 
 
@@ -44,7 +44,7 @@ class FedVARP(FedAvg):
 
     def setup(self) -> None:
         """Start with an empty table of updates."""
-        self.table = Table(self.state, self.population.num_clients_with_data)
+        self.table = LatestUpdates(self.state, self.population.num_clients_with_data)
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Return the corrected step, and store the participants' updates."""

@@ -251,7 +251,7 @@ def _check_local_training(strategy: Choice, num_rounds: int) -> None:
 
     reason, local = client_class_of(strategy).plain_sgd_reason, getattr(strategy.config, "local", None)
     if not isinstance(local, LocalTraining):
-        wanted = "must have `local: LocalTraining` of contrafed.training.local_training, the recipe of local training"
+        wanted = "must have `local: LocalTraining` of contrafed.training.local_training, its training settings"
         raise UserError(f"strategy={strategy.name}: Config of {strategy.module.__name__} {wanted}")
     if reason and (local.optimizer != "sgd" or local.momentum):
         wanted = "strategy.local.optimizer=sgd and strategy.local.momentum=0"

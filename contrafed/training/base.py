@@ -146,8 +146,8 @@ class Client(NumPyClient):
     @classmethod
     def upload_training(cls, config: Any) -> LocalTraining:
         """Return the training settings of the upload, for strategies that divide by their number of steps."""
-        recipe: LocalTraining = config.local
-        return recipe
+        local_training: LocalTraining = config.local
+        return local_training
 
     def num_local_steps(self, examples: int) -> int:
         """Return how many steps a client with ``examples`` examples takes in a round. Scheduling uses it."""

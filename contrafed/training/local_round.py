@@ -118,7 +118,7 @@ def evaluate(
     """Evaluate a stack of clients, as described at ``Client.evaluate_clients``."""
     client.losses, stacks = [], list[ClientStack]()
     clients, partition = client.clients, client.workspace.federation.partition
-    examples = [partition.test(client) if evaluating.split == "test" else partition.train(client) for client in clients]
+    examples = [partition.test(k) if evaluating.split == "test" else partition.train(k) for k in clients]
     metrics: list[dict[str, float]] = [{} for _ in clients]
     with locate_errors(clients, server_round, stacks, ", evaluation"):
         client_states = client.client_states
