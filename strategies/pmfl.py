@@ -22,6 +22,8 @@ class Config(Weights):
     interval_lag: bool  # FedAU's weights: the interval that ends now counts from the next participation on
     normalize: Literal["all_clients", "participants", "weights", "none"]  # divisor of the weighted sum
     history_size: Annotated[int, Range(ge=0)]  # H, with the current model. 0 or 1: the ablation w/o HGM
+    history_step: Literal["mixed", "outside", "unmixed"]  # where the next round's step starts
+    history_share: Literal["falling", "rising"] | Annotated[float, Range(ge=0, le=1)]  # psi over the rounds, or a constant
     history_warmup: Literal["available", "wait", "pad"]  # while fewer than H - 1 older models exist
     sign: Literal["descend", "paper"]  # paper: the minus that Equations 9 and 10 print
 
@@ -31,6 +33,10 @@ class PMFL(FedAvg):
 
     U = W + (eta_g / K) sum_k x_k Delta_k. W' = (1 - psi_t) U + psi_t mean(the last H - 1 older global models). x_k is the mean
     participation interval of client k (AWC). K is the number of all clients. psi_t = 1/2 - t / (2 (T - 1)) for t = 0 .. T-1.
+
+    With ``history_step=mixed`` (default, as printed) the next round steps from W'. With ``unmixed`` it steps from U, and older
+    models are older U: W' is only what clients receive and what is evaluated. With ``outside`` psi scales W alone, not the sum
+    of the updates. ``history_share=rising`` makes psi_t = t / (2 (T - 1)).
 
     Without AWC every x_k is 1 and the sum is divided by the number of participants. This is FedAvg's step. With
     ``weights=samples`` x_k is multiplied by n_k over the mean of all n.
@@ -55,17 +61,22 @@ class PMFL(FedAvg):
         weights = intervals * sample_weights if self.config.adaptive_weights else sample_weights
         self.round.client_metrics["weight"] = (replies.clients, weights)
         current = {name: model[name] for name in self.shared_names}
-        models, factors = [current], [1.0]
+        start = self.state.get("unmixed") or current
+        models, factors = [start], [1.0]
         if len(replies):  # U = W + (eta_g / K) sum_k x_k Delta_k
             rate = self.config.server_lr * (1 if self.config.sign == "descend" else -1)
             deltas, delta_factors = replies.weighted_terms("delta", weights * rate / self._divisor(weights, sample_weights))
             models, factors = models + deltas, factors + delta_factors
-        older = self._get_older_models(current)
+        if self.config.history_step == "unmixed":
+            models, factors = [weighted_sum(models, factors)], [1.0]
+            self.state["unmixed"] = models[0]
+        older = self._get_older_models(start)
         psi = self._compute_psi(len(older))
         if psi > 0:  # (1 - psi) U + psi mean(older), in one sum
-            factors = [(1 - psi) * factor for factor in factors] + [psi / len(older)] * len(older)
-            models += older
-        self.state["history"] = [current, *self.state["history"]][: self._num_older]
+            outside = self.config.history_step == "outside"
+            factors = [(1 - psi) * factors[0], *(factor if outside else (1 - psi) * factor for factor in factors[1:])]
+            models, factors = models + older, factors + [psi / len(older)] * len(older)
+        self.state["history"] = [start, *self.state["history"]][: self._num_older]
         return weighted_sum(models, factors)
 
     def client_weights(self) -> np.ndarray:
@@ -97,6 +108,12 @@ class PMFL(FedAvg):
     def _compute_psi(self, num_models: int) -> float:
         """Return psi_t, and 0 while there are too few older models (``num_models``)."""
         needed = self._num_older if self.config.history_warmup == "wait" else 1
-        if not self._num_older or num_models < needed or self.num_rounds == 1:
+        share = self.config.history_share
+        if not self._num_older or num_models < needed:
             return 0.0
-        return 0.5 - (self.round.server_round - 1) / (2 * (self.num_rounds - 1))
+        if not isinstance(share, str):
+            return share
+        if self.num_rounds == 1:
+            return 0.0
+        rising = (self.round.server_round - 1) / (2 * (self.num_rounds - 1))
+        return rising if share == "rising" else 0.5 - rising

@@ -296,9 +296,32 @@ def test_history_coefficient():
         rule.state["history"] = [{"w": torch.tensor([1.0], dtype=torch.float64)}]
         got.append(aggregate(rule, t, 0.0, {}))
     assert got == pytest.approx([0.5, 0.375, 0.25, 0.125, 0])
+    for share, expected in (("rising", [0, 0.125, 0.25, 0.375, 0.5]), (0.3, [0.3] * 5)):
+        got = []
+        for t in range(5):
+            rule = server({"history_size": 2, "history_share": share}, num_rounds=5)
+            rule.state["history"] = [{"w": torch.tensor([1.0], dtype=torch.float64)}]
+            got.append(aggregate(rule, t, 0.0, {}))
+        assert got == pytest.approx(expected)
     single = server({"history_size": 2}, num_rounds=1)
     single.state["history"] = [{"w": torch.tensor([1.0])}]
     assert aggregate(single, 0, 0.0, {}) == 0.0  # T = 1 divides by zero in the paper: psi = 0
+
+
+@pytest.mark.parametrize(
+    ("step", "models"),
+    [
+        ("mixed", [1.0, 0.5 * 2 + 0.5 * 0, 0.5 * 2 + 0.5 * 1]),
+        ("outside", [1.0, 0.5 * 1 + 1 + 0.5 * 0, 0.5 * 1.5 + 1 + 0.5 * 1]),
+        ("unmixed", [1.0, 0.5 * 2 + 0.5 * 0, 0.5 * 3 + 0.5 * 1]),  # U is 1, 2, 3
+    ],
+)
+def test_where_the_next_step_starts(step, models):
+    """One client moves by 1 in each round. H = 2 and psi = 1/2, so that one older model is mixed in."""
+    rule, model = server({"history_size": 2, "history_share": 0.5, "history_step": step}, num_clients=1), 0.0
+    for t, expected in enumerate(models):
+        model = aggregate(rule, t, model, {0: 1.0})
+        assert model == pytest.approx(expected)
 
 
 def test_history_warmup():
