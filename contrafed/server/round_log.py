@@ -18,6 +18,7 @@ class Population:
     node_ids: np.ndarray  # (K,) Flower's node ids
     num_held_out: int = 0  # number of last clients that never train, with sizes 0
     num_test: np.ndarray | None = None  # (K,) examples in each client's test part, if known
+    class_counts: np.ndarray | None = None  # (K, C) training examples of each class, if known
 
     @property
     def num_clients(self) -> int:
