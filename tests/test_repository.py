@@ -9,7 +9,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from test_deployment import ROOT, Federation, app_folder, command, listens, wait_for, wait_for_summary
+from test_deployment import ROOT, Federation, app_folder, command, free_ports, listens, wait_for, wait_for_summary
+from test_proxy import NGINX, start_proxy
 
 from contrafed.runs.output import versions
 
@@ -162,32 +163,47 @@ def services():
     return yaml.safe_load(text_of("compose.yaml"))["services"]
 
 
-def test_the_containers_are_a_superlink_and_three_supernodes():
+def test_the_containers_are_a_superlink_with_a_proxy_and_three_supernodes():
     found = services()
-    assert set(found) == {"superlink", "supernode-0", "supernode-1", "supernode-2"}
+    assert set(found) == {"superlink", "proxy", "supernode-0", "supernode-1", "supernode-2"}
+    assert (found["superlink"]["networks"], found["proxy"]["networks"]) == (["server"], ["server", "devices"])
+    site, _, mode = found["proxy"]["volumes"][0].split(":")
+    assert (ROOT / site).is_file()
+    assert mode == "ro"
+    assert "ports" not in found["proxy"]
     for k in range(3):
         client = found[f"supernode-{k}"]
         assert client["command"][0] == "flower-supernode"
         assert client["command"][-1] == f'partition-id={k} state-dir="/state"'
-        assert client["depends_on"] == {"superlink": {"condition": "service_healthy"}}
+        assert client["depends_on"] == {"proxy": {"condition": "service_started"}}
+        assert client["networks"] == ["devices"]
+        assert client["command"][client["command"].index("--superlink") + 1] == "proxy:8443"
         assert client["volumes"] == [f"supernode-{k}:/state"]
     assert found["superlink"]["command"][0] == "flower-superlink"
     assert found["superlink"]["ports"] == ["127.0.0.1:8000:8000"]
     declared = yaml.safe_load(text_of("compose.yaml"))["volumes"]
-    assert {v.partition(":")[0] for service in found.values() for v in service["volumes"]} == set(declared)
+    assert {v.partition(":")[0] for name, one in found.items() if name != "proxy" for v in one["volumes"]} == set(declared)
     assert found["superlink"]["build"]["context"] == "."
 
 
 @pytest.mark.slow
 def test_the_commands_of_the_containers_make_a_federation(tmp_path):
     """Processes on loopback run the commands. The containers themselves are not built here."""
+    if NGINX is None:
+        pytest.skip("nginx is not installed")
     one = Federation(tmp_path)
+    (proxy,) = free_ports(1)
     try:
         app_folder(tmp_path / "app")
-        for k, (name, service) in enumerate(services().items()):
+        ports = iter(one.ports)
+        for name, service in services().items():
             (tmp_path / name).mkdir()
-            there = {"0.0.0.0": "127.0.0.1", "superlink:8000": f"127.0.0.1:{one.link}", "8000": str(one.link)}
-            there["9094"] = str(one.ports[k - 1])
+            if name == "proxy":
+                there = {"superlink:8000": f"127.0.0.1:{one.link}", "8443": str(proxy)}
+                start_proxy(one, name, "nginx-compose.conf", proxy, **there)
+                continue
+            there = {"0.0.0.0": "127.0.0.1", "proxy:8443": f"127.0.0.1:{proxy}", "8000": str(one.link)}
+            there["9094"] = str(next(ports))
             words = [there.get(word, word).replace("/state", str(tmp_path / name), 1) for word in service["command"]]
             one.start(name, command(words[0]), *words[1:])
             if name == "superlink":
