@@ -1,5 +1,6 @@
 """nginx between devices and the SuperLink: it passes the Fleet API, and nothing else, with docs/deploy/nginx.conf."""
 
+import json
 import os
 import shutil
 import ssl
@@ -76,11 +77,19 @@ def post(one, port, path, content=b""):
         return error.code
 
 
+def read_bound_keys(folder):
+    """Return the keys of partitions 0, 1, ... in a run's checkpoint."""
+    (state,) = (folder / "checkpoints").glob("*/state.json")
+    return [client[-1] for client in json.loads(state.read_text())["grid"]["clients"]]
+
+
 @pytest.mark.slow
 def test_three_devices_train_through_the_proxy(tmp_path, proxied):
-    with proxied.running(f"strategy=pmfl {' '.join(SMALL_RUN)} num_rounds=2 output_dir={tmp_path}/devices"):
+    how = f"strategy=pmfl {' '.join(SMALL_RUN)} num_rounds=2 checkpoint_every=2"
+    with proxied.running(f"{how} output_dir={tmp_path}/devices"):
         summary = wait_for_summary(tmp_path / "devices")
     assert (summary["status"], summary["failures"], summary["rounds"]) == ("finished", 0, 2)
+    assert all(read_bound_keys(tmp_path / "devices"))  # the SuperLink demands keys, and the run has bound them
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from test_deployment import ROOT, Federation, app_folder, command, free_ports, listens, wait_for, wait_for_summary
-from test_proxy import NGINX, start_proxy
+from test_proxy import NGINX, read_bound_keys, start_proxy
 
 from contrafed.runs.output import versions
 
@@ -211,9 +211,10 @@ def test_the_commands_of_the_containers_make_a_federation(tmp_path):
         one.operator = one.environment("operator")
         connection = f'[superlink]\ndefault = "mine"\n[superlink.mine]\naddress = "127.0.0.1:{one.link}"\ninsecure = true\n'
         (tmp_path / "operator-home" / "config.toml").write_text(connection)
-        small = "strategy=pmfl num_clients=3 num_rounds=1 participation=full model=mlp model.hidden=[12]"
+        small = "strategy=pmfl num_clients=3 num_rounds=1 participation=full model=mlp model.hidden=[12] checkpoint_every=1"
         with one.running(f"{small} output_dir={tmp_path}/runs/a"):
             summary = wait_for_summary(tmp_path / "runs" / "a")
     finally:
         one.stop()
     assert (summary["status"], summary["engine"], summary["failures"]) == ("finished", "devices", 0)
+    assert read_bound_keys(tmp_path / "runs" / "a") == ["", "", ""]  # without keys that last, none is bound

@@ -39,16 +39,24 @@ class Wire:
     ``change(k, message, reply)`` simulates changes of a reply: it returns another, None for none, or raises.
     """
 
-    def __init__(self, *configs, change=None, offline=(), run_id=RUN):
+    def __init__(self, *configs, change=None, offline=(), run_id=RUN, keys=()):
         identify()
+        self.keys = list(keys)  # of client k, where the SuperLink demands keys
         self.run_id = run_id
         self.contexts = [Context(run_id, 10 + k, c, RecordDict(), {}) for k, c in enumerate(configs)]
         self.change, self.offline = change or (lambda k, message, reply: reply), set(offline)
         self.replies, self.log = {}, []
-        self._runtime_client = SimpleNamespace(PullObject=lambda content: SimpleNamespace(object_content=content))
+        self._runtime_client = SimpleNamespace(
+            PullObject=lambda content: SimpleNamespace(object_content=content),
+            _base_url="https://superlink",
+            _client=SimpleNamespace(post=lambda url, **content: SimpleNamespace(status_code=401 if self.keys else 404)),
+        )
 
     def get_node_ids(self):
         return [c.node_id for c in self.contexts if c.node_id - 10 not in self.offline]
+
+    def get_nodes(self):
+        return [SimpleNamespace(node_id=node_id, public_key=self.keys[node_id - 10]) for node_id in self.get_node_ids()]
 
     def push_messages(self, messages):
         ids = []

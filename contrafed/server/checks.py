@@ -143,6 +143,7 @@ def next_model(rule: Any, replies: Replies) -> Tensors:
         made = (aggregate_privately if rule.privacy else type(rule).next_model)(rule, model, replies)
     except AbsentError as error:
         raise build_stop_error(rule, f"{name}.aggregate: {error}") from error
+    rule.round.largest_share = replies.largest_share
     if any(tensor._version != version for tensor, version in before):
         raise build_stop_error(
             rule, f"{name}.aggregate must not change replies in place: what clients remember may be the same tensors"

@@ -58,6 +58,7 @@ class PrivateReplies(Replies):
         if group not in ("model", "delta"):
             raise UserError(f"privacy=central: the server rule sums {group}, which is not clipped")
         self._once("updates")
+        self.note_weights(weights)
         total = combine(self._deltas, weights.tolist())
         scale = self.config.noise_multiplier * self.config.clip_norm * float(np.abs(weights).max())
         for name, value in noise(total, self.config, self._seed, "update noise", self._round).items():
@@ -96,7 +97,9 @@ def aggregate_privately(rule: Any, model: Tensors, replies: Replies) -> Tensors:
     """
     config, server_round = rule.privacy, rule.round.server_round
     cohort = complete_cohort(rule, replies)
-    new: Tensors = rule.next_model(model, PrivateReplies(cohort, config, rule.seed, server_round))
+    hidden = PrivateReplies(cohort, config, rule.seed, server_round)
+    new: Tensors = rule.next_model(model, hidden)
+    replies.largest_share = hidden.largest_share
     if not config.amplification or cohort:
         return new
     scale = config.noise_multiplier * config.clip_norm * rule.fixed_weight()

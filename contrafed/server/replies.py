@@ -78,6 +78,7 @@ class Replies(Sequence[Reply]):
     def __init__(self, replies: Iterable[Reply], aggregation: Aggregation | None = None) -> None:
         """Sort the replies. ``aggregation`` replaces means of them, and None keeps the mean."""
         self.aggregation = aggregation
+        self.largest_share = math.nan  # of one client in a sum of this round, by absolute weights
         self._replies = sorted(replies, key=lambda reply: reply.client)
 
     def __len__(self) -> int:
@@ -126,10 +127,18 @@ class Replies(Sequence[Reply]):
             ValueError: Without replies.
             AbsentError: If clients upload other groups but not this one. ``model`` may be empty.
         """
+        self.note_weights(weights)
         return combine(self._get_sent_tensors(group), weights.tolist())
+
+    def note_weights(self, weights: np.ndarray) -> None:
+        """Keep the largest share of one client in a sum."""
+        shares = np.abs(weights)
+        if shares.sum() > 0:
+            self.largest_share = float(np.fmax(self.largest_share, shares.max() / shares.sum()))
 
     def weighted_terms(self, group: str, weights: np.ndarray) -> tuple[list[Tensors], list[float]]:
         """Return the models and factors of ``weighted_sum``, for a strategy that adds further terms to it."""
+        self.note_weights(weights)
         return self._get_sent_tensors(group), weights.tolist()
 
     def _get_sent_tensors(self, name: str) -> list[Tensors]:

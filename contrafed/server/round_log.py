@@ -1,5 +1,6 @@
 """Record what the server knows of the clients, and what happened in each round."""
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -44,6 +45,7 @@ class Round:
     failures: list[str] = field(default_factory=list)  # messages of failed clients
     notes: list[str] = field(default_factory=list)  # other messages about clients
     accepted: int = 0  # replies that the strategy aggregated
+    largest_share: float = math.nan  # of one client in the weighted sum of the replies, NaN without such a sum
     lost: int = 0  # replies lost by participation.loss_rate
     diverged: list[str] = field(default_factory=list)  # clients whose loss, weights or reply were not finite, and where
     state_lost: int = 0  # clients whose state could not be read
