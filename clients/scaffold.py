@@ -35,6 +35,7 @@ class ScaffoldClient(Client):
     traffic = ("theta theta", "theta theta")
     upload = "delta"
     plain_sgd = "what it divides by the learning rates is the mean gradient of plain SGD alone"
+    loss_names = ("task",)
 
     @classmethod
     def message_spec(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:

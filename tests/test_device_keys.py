@@ -78,4 +78,4 @@ def test_a_checkpoint_without_keys_binds_those_that_come(known):
 
 def test_a_grid_that_does_not_say_whether_there_are_keys_is_refused():
     with pytest.raises(UserError, match="SuperNodes have keys"):
-        demands_keys(SimpleNamespace(_runtime_client=SimpleNamespace()))
+        demands_keys(SimpleNamespace())

@@ -4,27 +4,44 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import httpx
+from flwr.proto.fleet_pb2 import RegisterNodeFleetRequest, UnregisterNodeFleetRequest
 from flwr.serverapp import Grid
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from contrafed.core.errors import UserError
 
-# A call of the Fleet API that changes nothing without a known node. It is unsigned here, so a SuperLink with keys refuses it.
-UNSIGNED_CALL = "/v1/fleet/send-node-heartbeat"
-PROTOBUF = {"content-type": "application/protobuf", "accept": "application/protobuf"}
-UNAUTHORIZED = 401
+# A SuperLink with registered keys answers so when a SuperNode registers itself.
+REGISTRATION_DISABLED = 412
 
 
 def demands_keys(grid: Grid) -> bool:
     """Return whether the SuperLink knows every SuperNode by a registered key. Without one, a key lasts as long as its process.
 
+    Flower tells a ServerApp no other way, so a SuperNode is registered with a new key, and removed where that succeeds.
+
     Raises:
-        UserError: If Flower's Grid cannot be asked.
+        UserError: If the SuperLink cannot be asked.
     """
-    client: Any = getattr(grid, "_runtime_client", None)  # Flower's Grid does not say it
-    http, address = getattr(client, "_client", None), getattr(client, "_base_url", None)
-    if http is None or address is None:
-        raise UserError("this version of Flower does not say in a known way whether SuperNodes have keys")
-    return bool(http.post(f"{address}{UNSIGNED_CALL}", content=b"", headers=PROTOBUF).status_code == UNAUTHORIZED)
+    private, public = generate_key_pairs()
+    try:
+        with FleetHttpClient.from_server_address(
+            grid._addr,  # type: ignore[attr-defined]
+            grid._insecure,  # type: ignore[attr-defined]
+            grid._cert,  # type: ignore[attr-defined]
+            [NodeAuthHttpInterceptor(private, public)],
+        ) as client:
+            made = client.RegisterNode(RegisterNodeFleetRequest(public_key=public_key_to_bytes(public)))
+            client.UnregisterNode(UnregisterNodeFleetRequest(node_id=made.node_id))
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code == REGISTRATION_DISABLED:
+            return True
+        raise UserError(f"the SuperLink does not say whether SuperNodes have keys ({error})") from error
+    except AttributeError as error:
+        raise UserError(f"this version of Flower does not say whether SuperNodes have keys ({error})") from error
+    return False
 
 
 def read_keys(grid: Grid) -> dict[int, str]:

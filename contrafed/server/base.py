@@ -259,7 +259,7 @@ class FederatedStrategy(Strategy):
         for client, reply in self._answers(replies, evaluating=True):
             self.round.hear(client, reply, self._forgetful, evaluating=True)
             try:
-                score = read_score(client, reply, self.population.num_test)
+                score = read_score(client, reply, self.population.num_test, self.client_class.model_names)
             except ValueError as error:
                 self.round.rejected["evaluation malformed"] += 1
                 self.round.failures.append(f"client {client}, evaluation: {error}")
@@ -379,9 +379,9 @@ class FederatedStrategy(Strategy):
             if self.participation.loses(self.round.server_round, client):
                 self.round.lost += 1
                 continue
-            size = int(self.population.sizes[client])
+            size, losses = int(self.population.sizes[client]), self.client_class.loss_names
             try:
-                reply = read_reply(client, message, self.upload_spec, self.received[client], size, self.max_norm)
+                reply = read_reply(client, message, self.upload_spec, self.received[client], size, self.max_norm, losses)
             except ValueError as error:
                 self.round.reject(client, str(error), read_divergence(message))
             else:

@@ -69,6 +69,9 @@ class Client(NumPyClient):
     plain_sgd: ClassVar[str] = ""  # why local training must be plain SGD, without momentum or Adam, or empty
     upload: ClassVar[Literal["model", "delta"]] = "model"  # upload the trained tensors, or their change
     own_model: ClassVar[bool] = False  # whether a client is evaluated by a personal model although all parts are shared
+    # What a client reports: names that ``loss`` returns beside "loss", and ``eval_models`` beside "model". Others are rejected.
+    loss_names: ClassVar[tuple[str, ...]] = ()
+    model_names: ClassVar[tuple[str, ...]] = ()
     mixed_on: ClassVar[tuple[str, ...]] = ("cuda",)  # devices on which local.mixed_precision has an effect
     # For the documentation. A method that uses another method's client states these in its FederatedStrategy.
     family: ClassVar[str] = ""  # family of methods, in the README's list
@@ -126,11 +129,11 @@ class Client(NumPyClient):
         return self.make_upload(stack)
 
     def loss(self, params: Tensors, batch: Batch, loss_inputs: Any) -> dict[str, Tensor]:
-        """Return one client's named losses for a batch (no B axis). ``"loss"`` is the one that is minimised."""
+        """Return one client's losses for a batch (no B axis): ``"loss"``, which is minimised, and those of ``loss_names``."""
         return {"loss": self.task_loss(self.forward(params, batch), batch)}
 
     def eval_models(self, stack: ClientStack) -> dict[str, Tensors]:
-        """Return the models (B, ...) to evaluate. ``"model"`` is the client's, and other models are reported under their names.
+        """Return the models (B, ...) to evaluate: ``"model"``, the client's, and those of ``model_names``.
 
         By default it is the received model with the client's personal parts. May train first, and client state stays unchanged.
         """
