@@ -46,8 +46,26 @@ def test_the_workflow_runs_lint_types_and_tests_on_every_python():
     assert lines == ['pip install -e ".[test]"', "ruff check .", "ruff format --check .", ".ci/mypy", "pytest"]
     for line in lines:
         assert line in text_of("CONTRIBUTING.md"), line
-    steps = [step for one in workflow()["jobs"].values() for step in one["steps"]]
-    assert all(re.fullmatch(r"actions/[a-z-]+@v\d+", step["uses"]) for step in steps if "uses" in step)
+
+
+def test_the_workflow_has_actions_by_commit_and_the_least_permissions():
+    lines = [line.strip() for line in text_of(".github/workflows/test.yml").splitlines() if "uses:" in line]
+    assert len(lines) == 4
+    assert all(re.fullmatch(r"- uses: actions/[a-z-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", line) for line in lines)
+    assert workflow()["permissions"] == {"contents": "read"}
+    assert all("permissions" not in job for job in workflow()["jobs"].values())
+    checkouts = [step for job in workflow()["jobs"].values() for step in job["steps"] if "checkout" in step.get("uses", "")]
+    assert all(step["with"] == {"persist-credentials": False} for step in checkouts)
+
+
+def test_the_constraints_fit_the_dependencies_and_name_no_machine():
+    lines = [line for line in text_of("results/constraints.txt").splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[a-z0-9-]+==\d+(\.\d+)+", line) for line in lines)  # no +cpu, no address, no marker
+    versions_of = dict(line.split("==") for line in lines)
+    wanted = PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["dp"]
+    for requirement in map(Requirement, wanted):
+        assert versions_of[requirement.name] in requirement.specifier, requirement
+    assert "PIP_CONSTRAINT=results/constraints.txt" in text_of(".ci/run")
 
 
 def test_the_workflow_runs_the_tests_on_every_flower():
