@@ -46,7 +46,7 @@ def start_proxy(one, name, site, port, **replaced):
 
 
 @pytest.fixture(scope="module")
-def proxied(tmp_path_factory):
+def proxy(tmp_path_factory):
     """Return a federation whose devices connect to the proxy, and whose operator connects to the SuperLink."""
     if NGINX is None:
         pytest.skip("nginx is not installed")
@@ -84,34 +84,34 @@ def read_bound_keys(folder):
 
 
 @pytest.mark.slow
-def test_three_devices_train_through_the_proxy(tmp_path, proxied):
+def test_three_devices_train_through_the_proxy(tmp_path, proxy):
     how = f"strategy=pmfl {' '.join(SMALL_RUN)} num_rounds=2 checkpoint_every=2"
-    with proxied.running(f"{how} output_dir={tmp_path}/devices"):
+    with proxy.running(f"{how} output_dir={tmp_path}/devices"):
         summary = wait_for_summary(tmp_path / "devices")
     assert (summary["status"], summary["failures"], summary["rounds"]) == ("finished", 0, 2)
     assert all(read_bound_keys(tmp_path / "devices"))  # the SuperLink demands keys, and the run has bound them
 
 
 @pytest.mark.slow
-def test_a_devices_credentials_are_refused_at_the_control_api(tmp_path, proxied):
-    assert "client-0" not in proxied.flwr("ls", "mine")  # the operator is heard on loopback
+def test_a_devices_credentials_are_refused_at_the_control_api(tmp_path, proxy):
+    proxy.flwr("ls", "mine")  # the operator is heard on loopback
     for path in CONTROL_PATHS:
-        assert post(proxied, proxied.fleet, path) in (400, 403), path
-    assert post(proxied, proxied.link, "/v1/control/list-runs") == 200  # which is what the proxy keeps away from devices
-    stranger = proxied.environment("stranger")
-    (proxied.folder / "stranger-home" / "config.toml").write_text(
-        f'[superlink]\ndefault = "mine"\n[superlink.mine]\naddress = "127.0.0.1:{proxied.fleet}"\n'
-        f'root-certificates = "{proxied.keys}/ca.pem"\n'
+        assert post(proxy, proxy.fleet, path) in (400, 403), path
+    assert post(proxy, proxy.link, "/v1/control/list-runs") == 200  # which is what the proxy keeps away from devices
+    stranger = proxy.environment("stranger")
+    (proxy.folder / "stranger-home" / "config.toml").write_text(
+        f'[superlink]\ndefault = "mine"\n[superlink.mine]\naddress = "127.0.0.1:{proxy.fleet}"\n'
+        f'root-certificates = "{proxy.keys}/ca.pem"\n'
     )
-    for words in (("ls", "mine"), ("run", str(proxied.folder / "app"), "mine"), ("supernode", "ls", "mine")):
+    for words in (("ls", "mine"), ("run", str(proxy.folder / "app"), "mine"), ("supernode", "ls", "mine")):
         asked = subprocess.run([command("flwr"), *words], env=stranger, capture_output=True, text=True, timeout=120)
         assert asked.returncode != 0, words
 
 
 @pytest.mark.slow
-def test_the_fleet_api_asks_for_a_key_and_takes_flowers_chunks(proxied):
-    assert post(proxied, proxied.fleet, "/v1/fleet/pull-messages") == 401
-    assert post(proxied, proxied.fleet, "/v1/fleet/push-object", bytes(CHUNK_BYTES + 1000)) in (400, 401, 422)
+def test_the_fleet_api_asks_for_a_key_and_takes_flowers_chunks(proxy):
+    assert post(proxy, proxy.fleet, "/v1/fleet/pull-messages") == 401
+    assert post(proxy, proxy.fleet, "/v1/fleet/push-object", bytes(CHUNK_BYTES + 1000)) in (400, 401, 422)
 
 
 @pytest.mark.parametrize("site", ["nginx.conf", "nginx-compose.conf"])
