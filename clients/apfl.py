@@ -41,6 +41,7 @@ class APFLClient(Client):
         url="https://arxiv.org/abs/2003.13461",
     )
     own_model = True
+    loss_names = ("task", "personal")
 
     def init_client_state(self, received: Tensors) -> Tensors:
         """Return the initial model as v, and the initial alpha."""

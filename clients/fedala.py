@@ -51,6 +51,7 @@ class FedALAClient(Client):
         url="https://arxiv.org/abs/2212.01197",
     )
     own_model = True
+    model_names = ("blend",)
 
     def init_client_state(self, received: Tensors) -> Tensors:
         """Return w_k = W and A = 1."""

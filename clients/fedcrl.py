@@ -76,6 +76,7 @@ class FedCRLClient(Client):
     }
     traffic = ("phi omega", "phi omega")
     own_model = True
+    loss_names = ("task", "contrast", "contrasted")
 
     @classmethod
     def shared_parts(cls, config: Any) -> tuple[str, ...]:

@@ -52,6 +52,8 @@ class FedPACClient(Client):
     )
     traffic = ("theta omega", "theta omega v h")
     shared = ("encoder", "projector")
+    loss_names = ("task", "distance")
+    model_names = ("trained",)
 
     @classmethod
     def message_spec(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:

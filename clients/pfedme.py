@@ -49,6 +49,7 @@ class PFedMeClient(Client):
     )
     own_model = True
     plain_sgd_reason = "its inner steps solve for theta at a rate of their own"
+    loss_names = ("task",)
 
     def init_client_state(self, received: Tensors) -> Tensors:
         """Return theta = W."""

@@ -72,6 +72,7 @@ class PMFLClient(Client):
         url="https://arxiv.org/abs/2602.11945",
     )
     upload = "delta"
+    loss_names = ("task", "contrast")
 
     def init_client_state(self, received: Tensors) -> Tensors:
         """Return an empty ring of N models, the number of pushed iterates, a previous local model, and the participations."""

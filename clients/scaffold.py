@@ -35,6 +35,7 @@ class ScaffoldClient(Client):
     traffic = ("theta theta", "theta theta")
     upload = "delta"
     plain_sgd_reason = "momentum and Adam make (W - w_end) / rates differ from the mean gradient"
+    loss_names = ("task",)
 
     @classmethod
     def message_spec(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:

@@ -326,8 +326,8 @@ class ContrafedSweeper(Sweeper):
 
 
 def _is_resumable(run: "Run") -> bool:
-    # Flower gives no access to client state, and secret noise must not be drawn twice.
-    return run.engine.name != "flower" and getattr(run.privacy.config, "noise", None) != "secret"
+    # Flower gives no access to client state, and noise of the operating system must not be drawn twice.
+    return run.engine.name != "flower" and getattr(run.privacy.config, "seeded_noise", True)
 
 
 def _kind_of(run: "Run") -> tuple[str, str]:

@@ -136,7 +136,7 @@ def test_a_run_that_is_stopped_has_spent_what_was_sent_in_its_last_round(tmp_pat
         return reply
 
     with pytest.raises(SystemExit):
-        run_devices(tmp_path / "run", Wire(*plain(), change=ends), "strategy=fedavg", "privacy=local", "privacy.noise=secret")
+        run_devices(tmp_path / "run", Wire(*plain(), change=ends), "strategy=fedavg", "privacy=local")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["rounds"], summary["privacy_rounds"]) == ("interrupted", 2, 3)
 

@@ -14,6 +14,7 @@ from contrafed.core.client_run import PACKAGES, Choice, ClientRun, choose, clien
 from contrafed.core.disk import expand_home
 from contrafed.core.errors import UserError, unknown
 from contrafed.core.metrics import beside_accuracy
+from contrafed.core.privacy import central
 from contrafed.core.run_folder import read_config
 from contrafed.core.schema import Range, build
 from contrafed.core.tracker import check_tracker
@@ -117,6 +118,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     from contrafed.config.validate import check_attack, check_classes, check_mean, check_participation, check_privacy
     from contrafed.data.participation import pattern_class_of
     from contrafed.server.base import strategy_class_of
+    from contrafed.server.privacy import check_rejections
     from contrafed.training.workspace import client_class_of
 
     config = for_evaluation(composed)
@@ -145,7 +147,10 @@ def resolve(composed: Mapping[str, Any]) -> Run:
         strategy_class.check(server.config, client.strategy, participation)
     check_classes(client.strategy, server)
     check_participation(participation, top.num_trained, top.seed_of_federation)
-    check_privacy(chosen["privacy"], server, participation, top.min_replies)
+    check_privacy(chosen["privacy"], server, participation)
+    if isinstance(chosen["privacy"].config, central.Config):
+        limits = chosen["engine"].config
+        check_rejections(limits.max_norm, limits.max_norm_ratio, top.min_replies, top.on_divergence)
     check_mean(chosen["aggregation"], server, chosen["privacy"])
     check_attack(chosen["attack"], client, top.num_trained)
     check_log(top.log, client.strategy, server, participation, chosen["privacy"])
@@ -187,8 +192,11 @@ def check_top(config: Mapping[str, Any]) -> Top:
         raise UserError("engine=flower keeps what clients remember to itself; checkpoints need engine=ray or engine=local")
     if top.resume is not None and top.evaluate_only is not None:
         raise UserError("resume and evaluate_only exclude each other")
-    if top.resume is not None and config["privacy"].get("noise") == "secret":
-        raise UserError("privacy.noise=secret: rounds that a resumed run repeats would have other noise, which tells more")
+    if top.resume is not None and not config["privacy"].get("seeded_noise", True):
+        raise UserError(
+            "privacy.seeded_noise=false: rounds that a resumed run repeats would have other noise, which reveals more. "
+            "Fix: begin the run in another folder"
+        )
     if top.init_from is not None and top.resume is None and not Path(top.init_from).is_file():
         raise UserError(f"init_from: there is no file {top.init_from}")
     return top

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from contrafed.core.errors import UserError
 from contrafed.data.federation import Federation
 from contrafed.data.partition import Partition
 from contrafed.engines.deadlines import MAX_QUERY_SECONDS
+from contrafed.engines.device_keys import KeyTable
 
 # Seconds between two queries of Flower's list of clients.
 POLL_SECONDS = 1.0
@@ -77,6 +78,7 @@ class _Answer:
     num_test: int
     own_data: bool
     classes: list[str] = field(default_factory=list)
+    key: str = ""  # SHA-256 of its public key, empty where keys are not bound
 
     @staticmethod
     def read(node_id: int, content: RecordDict, num_clients: int, num_classes: int) -> "_Answer":
@@ -116,13 +118,13 @@ class _Answer:
 
     def to_json(self) -> list[Any]:
         """Return what a resumed run must know of a client that has not returned."""
-        return [self.partition, self.class_counts.tolist(), self.num_test, self.own_data, self.classes]
+        return [self.partition, self.class_counts.tolist(), self.num_test, self.own_data, self.classes, self.key]
 
     @staticmethod
     def away(stored: list[Any]) -> "_Answer":
         """Return the answer that ``to_json`` stored, for a client that is away."""
-        partition, counts, num_test, own_data, classes = stored
-        return _Answer(FIRST_ABSENT_ID + partition, partition, np.array(counts, dtype=np.int64), num_test, own_data, classes)
+        partition, counts, *rest = stored  # an older checkpoint has no key
+        return _Answer(FIRST_ABSENT_ID + partition, partition, np.array(counts, dtype=np.int64), *rest)
 
 
 class Registry:
@@ -136,6 +138,7 @@ class Registry:
         places: Mapping[str, str],
         patience: float | None = None,
         before: Iterable[list[Any]] = (),
+        read_keys: Callable[[], Mapping[int, str]] | None = None,
     ) -> None:
         """Prepare the queries.
 
@@ -146,8 +149,11 @@ class Registry:
             places: The entries ``save`` and ``load`` of the queries.
             patience: Seconds to wait for clients, None for ever.
             before: Answers of an earlier attempt (``export_answers``). Clients that do not return in time are away.
+            read_keys: Returns the keys by node id, which are then bound to partitions. None if clients have no lasting keys.
         """
         self.before = {answer.partition: answer for answer in map(_Answer.away, before)}
+        bound = {partition: answer.key for partition, answer in self.before.items() if answer.key}
+        self.keys = None if read_keys is None else KeyTable(read_keys, bound)
         self.grid, self.federation, self.settings, self.patience = grid, federation, settings, patience
         partition = json.loads(settings)["partition"] if settings else {}
         self.max_examples = int(partition.get("max_examples", 0)) if partition.get("name") == "own" else 0  # of own data
@@ -199,6 +205,12 @@ class Registry:
         lines = [str(error) for error in errors]
         for answer in answers:
             before = self.answers[answer.partition]
+            try:
+                self._bind(answer)
+            except UserError as error:
+                lines.append(str(error))
+                self.known.discard(answer.node_id)
+                continue
             if before.node_id in online:
                 self.known.discard(answer.node_id)  # Flower takes a minute to notice that a client is gone
             elif answer.other_examples(before):
@@ -218,6 +230,7 @@ class Registry:
         answers, errors = list[_Answer](), list[UserError]()
         if not ids:
             return answers, errors
+        keys = {} if self.keys is None else self.keys.read()
         self.known |= set(ids)
         messages = [Message(self.content, node_id, MessageType.QUERY) for node_id in ids]
         replies = list(self.grid.send_and_receive(messages, timeout=timeout))
@@ -232,6 +245,8 @@ class Registry:
                     answers.append(_Answer.read(node_id, reply.content, self.federation.num_clients, classes))
                 except UserError as error:
                     errors.append(error)
+                else:
+                    answers[-1].key = keys.get(node_id, "")
             elif reply.error.code == ErrorCode.NODE_UNAVAILABLE:
                 self.known.discard(node_id)  # it is asked once it is back
             else:
@@ -240,10 +255,16 @@ class Registry:
         self.known -= set(asked.values())  # those that did not answer in time
         return answers, errors
 
+    def _bind(self, answer: _Answer) -> None:
+        """Bind a client's key to its partition. Raises ``UserError`` if either has another."""
+        if self.keys is not None:
+            self.keys.bind(answer.node_id, answer.key, answer.partition)
+
     def _enter(self, answer: _Answer, online: set[int]) -> None:
         k, other = answer.partition, self.answers.get(answer.partition)
         if other is not None and other.node_id in online:
             raise UserError(f"clients {other.node_id} and {answer.node_id} both say partition-id={k}; every client has its own")
+        self._bind(answer)
         who = f"client {answer.node_id} (partition {k})"
         if not answer.own_data and (answer.class_counts != self.federation.partition.class_counts()[k]).any():
             raise UserError(f"{who} holds other examples than the partition deals to it: its data set is not the server's")

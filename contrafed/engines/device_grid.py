@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from contrafed.data.federation import Federation
 from contrafed.data.own import facts_of
 from contrafed.engines.client_registry import Members, Registry
 from contrafed.engines.deadlines import MAX_REPLY_SECONDS, failed_reply, late_reply
+from contrafed.engines.device_keys import demands_keys, read_keys
 from contrafed.training.workspace import Workspace
 
 # Seconds between two queries of Flower's inbox.
@@ -76,7 +78,8 @@ class DeviceGrid:
     def members(self, run: ClientRun, federation: Federation, places: Mapping[str, str]) -> Members:
         """Ask every device for its partition, and tell it which images the run's model takes."""
         settings = replace(run, images=facts_of(federation.data)).to_json()
-        self.registry = Registry(self, federation, settings, places, self.patience, self.before)
+        keys = partial(read_keys, self.grid) if demands_keys(self.grid) else None
+        self.registry = Registry(self, federation, settings, places, self.patience, self.before, keys)
         return self.registry.wait()
 
     def newcomers(self) -> list[str]:

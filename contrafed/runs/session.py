@@ -355,7 +355,7 @@ def make_strategy(run: Run, workspace: Workspace, members: Members, rounds: int)
     return build_strategy(
         run,
         workspace.model,
-        Population(sizes, members.node_ids, run.held_out_clients, members.test_sizes),
+        Population(sizes, members.node_ids, run.held_out_clients, members.test_sizes, members.class_counts),
         lambda: members.class_proportions()[: run.num_trained],
         settings=members.settings,
         num_rounds=rounds,

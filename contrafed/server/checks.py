@@ -145,6 +145,7 @@ def next_model(strategy: Any, replies: Replies) -> Tensors:
         made = (aggregate_privately if strategy.privacy else type(strategy).next_model)(strategy, model, replies)
     except AbsentError as error:
         raise build_stop_error(strategy, f"{name}.aggregate: {error}") from error
+    strategy.round.largest_share = replies.largest_share
     if any(tensor._version != version for tensor, version in before):
         raise build_stop_error(
             strategy, f"{name}.aggregate must not change replies in place: what clients remember may be the same tensors"

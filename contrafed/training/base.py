@@ -69,6 +69,8 @@ class Client(NumPyClient):
     plain_sgd_reason: ClassVar[str] = ""  # why local training must be plain SGD, without momentum or Adam, or empty
     upload: ClassVar[Literal["model", "delta"]] = "model"  # upload the trained tensors, or their change
     own_model: ClassVar[bool] = False  # whether a client is evaluated by a personal model although all parts are shared
+    loss_names: ClassVar[tuple[str, ...]] = ()  # what ``loss`` returns beside "loss". A reply with other names is rejected
+    model_names: ClassVar[tuple[str, ...]] = ()  # what ``eval_models`` returns beside "model", likewise
     mixed_on: ClassVar[tuple[str, ...]] = ("cuda",)  # devices on which local.mixed_precision has an effect
     # For the documentation. A method that uses another method's client states these in its FederatedStrategy.
     family: ClassVar[str] = ""  # family of methods, in the README's list
@@ -126,11 +128,11 @@ class Client(NumPyClient):
         return self.make_upload(stack)
 
     def loss(self, params: Tensors, batch: Batch, loss_inputs: Any) -> dict[str, Tensor]:
-        """Return one client's named losses for a batch (no B axis). ``"loss"`` is the one that is minimised."""
+        """Return one client's losses for a batch (no B axis): ``"loss"``, which is minimised, and those of ``loss_names``."""
         return {"loss": self.task_loss(self.forward(params, batch), batch)}
 
     def eval_models(self, stack: ClientStack) -> dict[str, Tensors]:
-        """Return the models (B, ...) to evaluate. ``"model"`` is the client's, and other models are reported under their names.
+        """Return the models (B, ...) to evaluate: ``"model"``, the client's, and those of ``model_names``.
 
         By default it is the received model with the client's personal parts. May train first, and client state stays unchanged.
         """
@@ -369,9 +371,8 @@ class Client(NumPyClient):
 
     def get_parameters(self, config: Mapping[str, Any]) -> list[np.ndarray]:  # type: ignore[override]
         """Return the initial shared tensors, in the order of ``names("down")``. Tables that start empty are zeros."""
-        broadcast_spec, _ = self.message_spec(self.model, self.config)
-        initial = {f"model/{n}": v for n, v in self.workspace.initial.items()}
-        return codec.to_list(broadcast_spec, {n: initial.get(n, torch.zeros(shape)) for n, shape in broadcast_spec.items()})
+        spec, initial = self.message_spec(self.model, self.config)[0], self.workspace.initial
+        return codec.to_list(spec, {n: initial.get(n.removeprefix("model/"), torch.zeros(s)) for n, s in spec.items()})
 
     def fit(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
         """Train this one client and return its arrays, its number of training examples and its metrics.
@@ -393,7 +394,6 @@ class Client(NumPyClient):
         """
         received, split = codec.from_list(self.names("down"), parameters), str(config.get("split", "test"))
         server_round, final = int(config.get("server-round", self.server_round)), bool(config.get("final"))
-        (evaluated,) = self.evaluate_clients(
-            [received], server_round, split=split, final=final, after_training=bool(config.get("after-training"))
-        )
+        how: dict[str, Any] = {"split": split, "final": final, "after_training": bool(config.get("after-training"))}
+        (evaluated,) = self.evaluate_clients([received], server_round, **how)
         return evaluated.metrics["loss"], evaluated.num_examples, {n: v for n, v in evaluated.metrics.items() if n != "loss"}

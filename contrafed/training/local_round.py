@@ -56,6 +56,9 @@ def update(client: Any, received: Sequence[Tensors], server_round: int, deadline
         stack.state |= {f"personal/{n}": stack.params[n] for n in client.workspace.initial if not client.is_shared(n)}
         opened = unstack_copies({n: v.detach() for n, v in stack.state.loaded_tensors.items()}, len(stack))
         metrics = _means(client, len(stack))
+        if more := metrics[0].keys() - {"loss", *client.loss_names}:
+            wanted = f"only losses that loss_names of {type(client).__name__} declares, not '{min(more)}'"
+            raise ReturnError(client.local_update, wanted, "report")
     updates = []
     for k, row in enumerate(rows):
         # State that was not accessed is unchanged. If it came with the message it is copied, because the message may be
@@ -155,6 +158,9 @@ def evaluate(
 
 def _check_evaluated(client: Any, evaluations: dict[str, Any], clients: int) -> None:
     """Raise ``ReturnError`` unless every evaluated model is complete, because other tensors would replace missing ones."""
+    if more := evaluations.keys() - {"model", *client.model_names}:
+        name = type(client).__name__
+        raise ReturnError(client.eval_models, f"models that model_names of {name} declares, not '{min(map(str, more))}'")
     for model, tensors in evaluations.items():
         if not isinstance(tensors, dict):
             raise ReturnError(client.eval_models, f"models, tensors by name, not {kind_of(tensors)} as '{model}'")

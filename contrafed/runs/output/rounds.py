@@ -104,7 +104,7 @@ class RoundLog:
                 put(t, "global", "system", "lost", done.lost)
             if done.state_lost:
                 put(t, "global", "system", "state_lost", done.state_lost)
-            self.recorder.time(t, done.seconds, done.aggregate_seconds, self.memory_cost())
+            self.recorder.time(t, done.seconds, done.aggregate_seconds, self.memory_cost(), done.largest_share)
         elif done.rejected:  # an evaluation of saved models has only round 0
             put(t, "global", "system", "failures", done.rejected.total())
         self.recorder.flush()
