@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from types import SimpleNamespace
 
 import pytest
 from helpers import same
@@ -48,6 +49,7 @@ def stopping(tmp_path, monkeypatch):
     ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("timeout", [[], ["engine.round_timeout=600"]])
 def test_a_stopped_worker_is_replaced(tmp_path, local_runs, monkeypatch, stopping, timeout):
     monkeypatch.setattr(ray_liveness, "MAX_SILENT_SECONDS", 3 * ray_liveness.BEAT_SECONDS)
@@ -78,6 +80,24 @@ def test_a_run_whose_ray_was_killed_ends_in_one_line_and_resumes(tmp_path, local
     model, metrics, clients = local_runs("fedcrl")[1:]
     assert (tmp_path / "run" / "metrics.csv").read_bytes() == metrics
     assert (tmp_path / "run" / "clients.csv").read_bytes() == clients
+
+
+def test_a_worker_is_silent_once_its_heartbeat_is_old(monkeypatch):
+    beats, now = {"a": b"[1]"}, [1000.0]
+    worker = SimpleNamespace(_actor_id=SimpleNamespace(hex=lambda: "a"))
+    monkeypatch.setattr(ray_liveness, "_read", beats.get)
+    monkeypatch.setattr(ray_liveness, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    heartbeats = ray_liveness.Heartbeats()
+    for _ in range(3):
+        assert not heartbeats.is_silent(worker)  # also at the first look after a long time
+        now[0] += ray_liveness.MAX_SILENT_SECONDS
+        beats["a"] += b"1"
+    beats.clear()
+    assert not heartbeats.is_silent(worker)
+    now[0] += ray_liveness.MAX_SILENT_SECONDS - 1
+    assert not heartbeats.is_silent(worker)
+    now[0] += 1
+    assert heartbeats.is_silent(worker)
 
 
 def test_only_rays_vital_processes_end_a_run(monkeypatch):

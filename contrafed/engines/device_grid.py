@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,12 @@ class DeviceGrid:
         """Return the ids of the connected clients."""
         return self.superlink.ask(lambda: list(self.grid.get_node_ids()), math.inf, [])
 
+    def get_names(self) -> Mapping[int, str]:
+        """Return the names that the operator gave to connected clients (``flwr supernode register --name``), by node id."""
+        get_nodes = getattr(self.grid, "get_nodes", list)
+        nodes: list[Any] = self.superlink.ask(lambda: list(get_nodes()), math.inf, [])
+        return {node.node_id: node.name for node in nodes if node.name}
+
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages and wait for their replies, up to ``timeout`` seconds.
 
@@ -155,7 +162,7 @@ class DeviceGrid:
         ]
         while waiting and time.monotonic() < ends:
             for identifier, message in list(waiting.items()):
-                if found := self.superlink.ask(lambda taken=identifier, about=message: self._pull(taken, about), ends, []):
+                if found := self.superlink.ask(partial(self._pull, identifier, message), ends, list[Message]()):
                     self._hear(message, found[0], partitions)
                     replies += found
                     del waiting[identifier]

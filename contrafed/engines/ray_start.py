@@ -53,7 +53,9 @@ def start_ray(address: str | None, verbose: bool, memory_bytes: int | None, fold
     except ray.exceptions.AuthenticationError as error:
         fix = "Fix: set RAY_AUTH_MODE=token and the cluster's RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH in the environment"
         raise UserError(f"engine.address={address}: the cluster refuses the token. {fix}") from error
-    except (ValueError, OSError) as error:  # an address that is none, more memory than there is, a folder out of bounds
+    except UserError:
+        raise
+    except Exception as error:  # an address that is none, more memory than there is, a machine that is too busy
         raise UserError(f"engine=ray: Ray does not start ({' '.join(str(error).split())[:200]})") from error
     if not verbose:
         _hide_raylet_log()

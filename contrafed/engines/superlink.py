@@ -27,7 +27,7 @@ class SuperLink:
         """Limit the retries of ``grid``. Those of Flower's heartbeats and logs stay as they are."""
         self.silent_since: float | None = None  # time of the first failed call since the last answer
         self.retries: Any = None
-        client = getattr(grid, "_runtime_client", None)
+        client: Any = getattr(grid, "_runtime_client", None)
         if getattr(client, "_retry_invoker", None) is not None:
             self.retries, own = make_simple_http_retry_invoker(), copy.copy(client)
             gives_up: Any = self.retries.should_giveup
