@@ -1,4 +1,4 @@
-"""What operators read of devices: names and partitions in place of Flower's ids, a line per round, the round of a resumed run."""
+"""What operators read of devices: names and partitions in place of Flower's ids, and a line per round."""
 
 import logging
 import re
