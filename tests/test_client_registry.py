@@ -30,15 +30,21 @@ pytestmark = pytest.mark.usefixtures("quick_devices")
     ("configs", "says"),
     [
         ([{"partition-id": 0}, {"partition-id": 1}, {"partition-id": 1}], "clients 11 and 12 both say partition-id=1"),
-        ([{"partition-id": 0}, {"partition-id": 1}, {"partition-id": 3}], "client 12 cannot take part: partition-id=3 .* 0..2"),
+        (
+            [{"partition-id": 0}, {"partition-id": 1}, {"partition-id": 3}],
+            "client of partition 3 cannot .*: partition-id=3 .* 0..2",
+        ),
         ([{"partition-id": 0}, {"partition-id": 1}, {}], "client 12 cannot take part: --node-config needs partition-id"),
         ([{"partition-id": "0"}, {"partition-id": 1}, {"partition-id": 2}], "a whole number from 0 without quotes, found '0'"),
         (
             [{"partition-id": 0, "statedir": "/x"}, {"partition-id": 1}, {"partition-id": 2}],
-            "client 10 .* unknown --node-config key 'statedir', did you mean 'state-dir'",
+            "client of partition 0 .* unknown --node-config key 'statedir', did you mean 'state-dir'",
         ),
         ([{"partition-id": 0, "state-dir": "x"}, {"partition-id": 1}, {"partition-id": 2}], "must be an absolute path, got x"),
-        ([{"partition-id": 0, "state-dir": "/proc/x"}, {"partition-id": 1}, {"partition-id": 2}], "client 10 .*/proc/x"),
+        (
+            [{"partition-id": 0, "state-dir": "/proc/x"}, {"partition-id": 1}, {"partition-id": 2}],
+            "partition 0 .*/proc/x",
+        ),
         ([{"partition-id": 0, "data": "/nothing"}, {"partition-id": 1}, {"partition-id": 2}], "absolute path .*, got /nothing"),
     ],
 )
@@ -72,7 +78,7 @@ def test_a_client_whose_data_set_is_not_the_servers_is_refused(tmp_path):
             reply.content[codec.METRICS]["class-counts"] = [counts[0] + 1, *counts[1:]]
         return reply
 
-    with pytest.raises(UserError, match=r"client 12 \(partition 2\) holds other examples than the partition deals to it"):
+    with pytest.raises(UserError, match=r"client of partition 2 holds other examples than the partition deals to it"):
         run_devices(tmp_path / "run", Wire(*plain(), change=change), "strategy=fedavg")
 
 
@@ -163,7 +169,7 @@ def test_own_data_goes_with_partition_own_alone(tmp_path):
     images(tmp_path / "1.npz", {7: 40, 8: 23})
     configs = plain()
     configs[1]["data"] = f"{tmp_path}/1.npz"
-    with pytest.raises(UserError, match=r"^partition: client 11 "):
+    with pytest.raises(UserError, match=r"^partition: client of partition 1 "):
         run_devices(tmp_path / "run", Wire(*configs), "strategy=fedavg")
 
 
@@ -177,7 +183,7 @@ def test_a_device_that_says_it_has_too_many_examples_is_refused(tmp_path):
         return reply
 
     wire = Wire(*plain(data=f"{tmp_path}/{{k}}.npz"), change=claim)
-    with pytest.raises(UserError, match=r"^partition\.max_examples=1000000: client 11 "):
+    with pytest.raises(UserError, match=r"^partition\.max_examples=1000000: client of partition 1 "):
         run_own(tmp_path / "run", wire, "strategy=fedavg", *OWN_DATA)
     assert {kind for _, kind, _ in wire.log} == {"query"}
 
@@ -210,11 +216,11 @@ def test_a_folder_of_ones_own_has_empty_folders_for_absent_classes(tmp_path, spl
     assert seen == {k: [0 if label == k else held[k] for label in range(3)] for k in range(3)}
     for part in ("train", "test") if split else ("",):
         (tmp_path / "2" / part / "c").rename(tmp_path / "2" / part / "d")
-    with pytest.raises(UserError, match=r"\(partition 2\) has classes \['a', 'b', 'd'\]"):
+    with pytest.raises(UserError, match=r"client of partition 2 has classes \['a', 'b', 'd'\]"):
         run_own(tmp_path / "other", Wire(*plain(data=f"{tmp_path}/{{k}}")), "strategy=fedavg", *options)
     for part in ("train", "test") if split else ("",):
         shutil.rmtree(tmp_path / "0" / part / "a")
-    with pytest.raises(UserError, match="client 10 cannot take part: .*has 2 classes; this run has 3"):
+    with pytest.raises(UserError, match="client of partition 0 cannot take part: .*has 2 classes; this run has 3"):
         run_own(tmp_path / "fewer", Wire(*plain(data=f"{tmp_path}/{{k}}")), "strategy=fedavg", *options)
 
 
@@ -232,13 +238,13 @@ def test_data_that_do_not_fit_are_refused_before_round_1(tmp_path, make, says):
         images(tmp_path / f"{k}.npz", {0: 8, 1: 8})
     make(tmp_path / "1.npz")
     wire = Wire(*plain(data=f"{tmp_path}/{{k}}.npz"))
-    with pytest.raises(UserError, match=f"client 11 cannot take part: .*{says}"):
+    with pytest.raises(UserError, match=f"client of partition 1 cannot take part: .*{says}"):
         run_own(tmp_path / "run", wire, "strategy=fedavg", *OWN_DATA)
     assert {kind for _, kind, _ in wire.log} == {"query"}
 
 
 def test_own_data_and_configuration_must_agree(tmp_path):
-    with pytest.raises(UserError, match=r"client 10 cannot take part: this run has partition=own: every .* needs data=PATH"):
+    with pytest.raises(UserError, match=r"client of partition 0 cannot .* has partition=own: every .* needs data=PATH"):
         run_own(tmp_path / "run", Wire(*plain()), "strategy=fedavg", *OWN_DATA)
     with pytest.raises(UserError, match="dataset=own needs dataset.num_classes"):
         compose_deployed_run("partition=own dataset=own num_clients=3 engine=local")

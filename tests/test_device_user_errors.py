@@ -99,7 +99,7 @@ def test_a_device_that_holds_other_data_than_before_does_not_go_on(tmp_path, mon
     data(1, 80)
     uninstall()
     with pytest.raises(
-        UserError, match=r"^client 11 \(partition 1\) holds other examples than when the run began: begin a new one"
+        UserError, match=r"^client of partition 1 holds other examples than when the run began: begin a new one"
     ):
         run_devices(tmp_path / "run", clients(tmp_path, 2, data=f"{tmp_path}/{{k}}.npz"), *how)
 

@@ -13,6 +13,7 @@ from tiny import TINY_RUN, run_tiny
 
 import contrafed.engines.flower
 import contrafed.engines.ray
+import contrafed.engines.ray_start
 import contrafed.engines.ray_worker
 from contrafed.config.run_config import resolve
 from contrafed.core.client_run import choose
@@ -268,12 +269,12 @@ def test_another_address_is_another_ray(monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: bool(asked))
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.setattr(ray, "init", lambda address, **options: asked.append(address))
-    monkeypatch.setattr(contrafed.engines.ray.ray_access, "check_loopback", lambda about: None)
-    monkeypatch.setattr(contrafed.engines.ray, "_started", None)
+    monkeypatch.setattr(contrafed.engines.ray_start.ray_access, "check_loopback", lambda about: None)
+    monkeypatch.setattr(contrafed.engines.ray_start, "_started", None)
     for address in (None, None, "auto", "auto", None):
         contrafed.engines.ray.start_ray(address, False, None, None)
     assert asked == ["local", "auto", "local"]
-    monkeypatch.setattr(contrafed.engines.ray, "_started", None)  # the user's own
+    monkeypatch.setattr(contrafed.engines.ray_start, "_started", None)  # the user's own
     contrafed.engines.ray.start_ray("auto", False, None, None)
     assert asked == ["local", "auto", "local"]
 

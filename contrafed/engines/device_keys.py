@@ -57,10 +57,10 @@ class KeyTable:
         """Start with the keys by partition that an earlier attempt of the run had bound. ``read`` returns them by node id."""
         self.read, self.bound = read, dict(bound)
 
-    def bind(self, node_id: int, key: str, partition: int) -> None:
-        """Bind a key to a partition. Raises ``UserError`` if either is bound to another."""
+    def bind(self, client: str, key: str, partition: int) -> None:
+        """Bind the key of ``client``, as messages call it, to a partition. Raises ``UserError`` if either is bound already."""
         owner = next((k for k, known in self.bound.items() if known == key), partition)
-        who = f"client {node_id} says partition-id={partition}"
+        who = f"{client} says partition-id={partition}"
         if owner != partition:
             raise UserError(f"{who}, but its key is that of partition {owner}. Fix: partition-id={owner} in its --node-config")
         if self.bound.setdefault(partition, key) != key:

@@ -120,7 +120,7 @@ def run(config: Config, engine_run: EngineRun) -> None:
     """Run in Flower's simulation runtime, one CPU per ClientApp by default."""
     from flwr.simulation import run_simulation
 
-    from contrafed.engines.ray import start_ray, stop_ray
+    from contrafed.engines.ray_start import start_ray, stop_ray
 
     stop_ray()  # it may have joined a cluster
     start_ray(

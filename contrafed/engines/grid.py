@@ -101,6 +101,10 @@ class SimulatedGrid:
     def on_checkpoint(self, server_round: int, on_disk: Callable[[], None]) -> None:
         """Do nothing, because nothing waits for it."""
 
+    def get_names(self) -> Mapping[int, str]:
+        """Return no names, because simulated clients have none."""
+        return {}
+
     def limit_replies(self, size: int) -> None:
         """Do nothing, because replies are Contrafed's own."""
 
