@@ -108,8 +108,16 @@ def make_images(
         raise UserError(f"there must be at least 2 classes, found {classes}")
     mean, std = _moments(x[~test])
     images = torch.from_numpy(np.ascontiguousarray(x)).permute(0, 3, 1, 2)  # channels last in memory
-    labels = torch.from_numpy(y.astype(np.int64))
-    return ImageData(images, labels, torch.from_numpy(test), mean, std, classes, owner, loaded=loaded or Loaded())
+    return ImageData(
+        images,
+        torch.from_numpy(y.astype(np.int64)),
+        torch.from_numpy(test),
+        mean,
+        std,
+        classes,
+        owner,
+        loaded=loaded or Loaded(),
+    )
 
 
 def check_labels(y: np.ndarray, where: str, remedy: str) -> None:

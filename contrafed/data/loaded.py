@@ -13,8 +13,6 @@ from contrafed.core.errors import UserError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from contrafed.data.images import ImageData
-
 MAX_SAMPLED_IMAGES = 2000  # images that are compared with each other
 MIN_GREY_LEVELS = 3  # images that differ by less in every pixel are the same to a reader
 MAX_SAME = 0.5  # share of equal images above which a run warns
@@ -57,11 +55,11 @@ def convert_image(image: "Image", mode: str, converted: Counter[str]) -> "Image"
     return image.convert("RGB").convert(mode)
 
 
-def check_loaded(data: "ImageData", where: str) -> list[str]:
+def check_loaded(data: Any, where: str) -> list[str]:
     """Return warnings about images and labels, each with its fix.
 
     Args:
-        data: What was loaded, with the test split that the run uses.
+        data: What was loaded (``ImageData``), with the test split that the run uses.
         where: The source, for messages.
 
     Raises:
@@ -89,7 +87,7 @@ def check_loaded(data: "ImageData", where: str) -> list[str]:
     return [line for line in lines if line]
 
 
-def _check_same(data: "ImageData", where: str) -> str:
+def _check_same(data: Any, where: str) -> str:
     """Return a warning if most images are the same. Raises ``UserError`` if all are, up to a grey level or two."""
     picked = torch.linspace(0, len(data.y) - 1, min(len(data.y), MAX_SAMPLED_IMAGES)).long()
     sample = data.x[picked].flatten(1)
@@ -103,14 +101,14 @@ def _check_same(data: "ImageData", where: str) -> str:
     )
 
 
-def _name(data: "ImageData", chosen: np.ndarray) -> str:
+def _name(data: Any, chosen: np.ndarray) -> str:
     """Return "class cat is" or "classes 3, 7 are", at most a few."""
     names, labels = data.loaded.class_names, np.flatnonzero(chosen).tolist()
     told = ", ".join(str(names[label] if names else label) for label in labels[:MAX_NAMED_CLASSES])
     return f"class {told} is" if len(labels) == 1 else f"classes {told}{', ...' if len(labels) > MAX_NAMED_CLASSES else ''} are"
 
 
-def describe_loaded(data: "ImageData") -> str:
+def describe_loaded(data: Any) -> str:
     """Return one line: ``240 images 28x28x1, 2 classes (cat, dog), 180 train, 60 test; 90 files skipped: .gif``."""
     channels, height, width = data.x.shape[1:]
     names, test = data.loaded.class_names, int(data.test.sum())
@@ -122,7 +120,7 @@ def describe_loaded(data: "ImageData") -> str:
     return line + "".join(f"; {count} with {what}" for what, count in sorted(data.loaded.converted.items()))
 
 
-def about_loaded(data: "ImageData", warnings: Sequence[str]) -> dict[str, Any]:
+def about_loaded(data: Any, warnings: Sequence[str]) -> dict[str, Any]:
     """Return the full account for ``summary.json``: sizes, classes with their counts, and what was skipped or converted."""
     train, test = (np.bincount(data.y[data.test == held], minlength=data.num_classes).tolist() for held in (False, True))
     loaded = data.loaded
