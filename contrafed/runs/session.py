@@ -19,6 +19,7 @@ from contrafed.core.privacy import central, gaussian
 from contrafed.core.tensors import Tensors
 from contrafed.core.tracker import Tracked
 from contrafed.data.fingerprint import fingerprint_run
+from contrafed.data.loaded import describe_loaded
 from contrafed.engines.attack import wrap_in_attack
 from contrafed.engines.client_registry import Members
 from contrafed.engines.grid import RunGrid
@@ -149,8 +150,10 @@ class Session:
     def _list_notices(self) -> list[str]:
         """Return the lines that a run begins with. A resumed run has printed the others before."""
         run, members = self.run, self.members
-        lines = [said_of_small(self.workspace), said_of_norms(self.workspace), said_of_attackers(run), self._explain_unscored()]
-        lines += [said_of_delta(run), warn_of_large(members.sizes, members.own_data)]
+        data = self.workspace.federation.data
+        lines = [describe_loaded(data) if len(data.y) else "", *data.warnings]
+        lines += [said_of_small(self.workspace), said_of_norms(self.workspace), said_of_attackers(run)]
+        lines += [self._explain_unscored(), said_of_delta(run), warn_of_large(members.sizes, members.own_data)]
         follow = [f"to follow it: {self.tracker.line}"] if self.tracker.line else []
         if self.resumed is not None:
             follow.insert(0, f"resumed after round {self.resumed.server_round} of {self.rounds}, from {self.resumed.path}")
