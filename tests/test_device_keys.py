@@ -32,7 +32,7 @@ def swap_client(wire):
 def test_another_key_does_not_get_the_partition_of_a_client_that_is_away(tmp_path, capsys, keys):
     wire = swap_client(Wire(*plain(), {"partition-id": 1}, offline={3}, keys=keys))
     _, metrics, *_ = run_devices(tmp_path / "run", wire, "strategy=fedavg")
-    lines = [line for line in capsys.readouterr().out.splitlines() if "client 13 says partition-id=1, " in line]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "client of partition 1 says partition-id=1, " in line]
     trained = {k for k, kind, _ in wire.log if kind == "train"}
     assert (3 in trained, bool(lines)) == (not keys, bool(keys))
     assert rows_of(metrics, "failures")[3] == (1 if keys else 0)
@@ -60,8 +60,8 @@ def test_a_resumed_run_knows_its_clients_by_their_keys(known):
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ([KEYS[1], KEYS[0], KEYS[2]], "client 10 says partition-id=0, .* Fix: partition-id=1 in"),
-        ([KEYS[0], KEYS[1], KEYS[3]], "client 12 says partition-id=2, .* another key"),
+        ([KEYS[1], KEYS[0], KEYS[2]], "client of partition 0 says partition-id=0, .* Fix: partition-id=1 in"),
+        ([KEYS[0], KEYS[1], KEYS[3]], "client of partition 2 says partition-id=2, .* another key"),
     ],
     ids=["a key changes its partition", "another key claims a partition"],
 )
