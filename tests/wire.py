@@ -57,7 +57,8 @@ class Wire:
         return [c.node_id for c in self.contexts if c.node_id - 10 not in self.offline]
 
     def get_nodes(self):
-        return [SimpleNamespace(node_id=node_id, public_key=self.keys[node_id - 10]) for node_id in self.get_node_ids()]
+        keys = dict(enumerate(self.keys))
+        return [SimpleNamespace(node_id=i, public_key=keys.get(i - 10, b""), name="") for i in self.get_node_ids()]
 
     def push_messages(self, messages):
         ids = []
