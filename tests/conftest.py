@@ -74,6 +74,14 @@ def call_command(monkeypatch, capsys):
         signal.signal(number, handler)
 
 
+@pytest.fixture
+def refused(request, tmp_path):
+    """Expect an error: ``with refused(KEY): ...``."""
+    from messages import Refused
+
+    return Refused(request.node.nodeid, tmp_path)
+
+
 @pytest.fixture(scope="session")
 def local_runs(tmp_path_factory):
     """Return one run of the tiny experiment per method with engine=local, made on first use."""

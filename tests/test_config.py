@@ -6,7 +6,6 @@ from typing import Annotated
 
 import pytest
 
-from contrafed.core.errors import UserError
 from contrafed.core.schema import Range, convert
 
 
@@ -30,17 +29,16 @@ def test_lists_of_a_configuration(hint, value, found):
 
 
 @pytest.mark.parametrize(
-    ("hint", "value", "message"),
+    ("hint", "value", "key"),
     [
-        (Annotated[tuple[int, ...], Range(ge=1)], [1, -3], "key must be >= 1, got -3"),
-        (tuple[float, float], [1.0], "key must be a list of 2, got 1: [1.0]"),
-        (tuple[int, str], ["a", "b"], "key[0] must be a whole number, got 'a'"),
-        (Path, "x", "key: Config has Path, which no key can be; int, float, bool, str, dict, Literal, list[...]"),
-        (Colour, "RED", "key: Config has Colour, which no key can be; int, float, bool, str, dict"),
-        (dict[str, int], {}, "key: Config has dict[str, int], which no key can be; int"),
+        (Annotated[tuple[int, ...], Range(ge=1)], [1, -3], "key"),
+        (tuple[float, float], [1.0], "key"),
+        (tuple[int, str], ["a", "b"], "key[0]"),
+        (Path, "x", "key"),
+        (Colour, "RED", "key"),
+        (dict[str, int], {}, "key"),
     ],
 )
-def test_what_a_key_cannot_be(hint, value, message):
-    with pytest.raises(UserError) as found:
+def test_what_a_key_cannot_be(refused, hint, value, key):
+    with refused(key):
         convert(hint, value, "key")
-    assert str(found.value).startswith(message)
