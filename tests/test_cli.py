@@ -146,12 +146,12 @@ def test_a_mistake_in_the_data_leaves_no_folder(tmp_path, call_command, refused)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_mistake_that_the_engine_finds_leaves_no_folder(tmp_path, monkeypatch):
+def test_a_mistake_that_the_engine_finds_leaves_no_folder(tmp_path, monkeypatch, refused):
     def refuses(config, job):
         raise UserError("no room")
 
     monkeypatch.setattr("contrafed.engines.local.run", refuses)
-    with pytest.raises(UserError, match="no room"):
+    with refused():
         run(config_of(*QUICK_RUN, f"output_dir={tmp_path}/run"))
     assert not (tmp_path / "run").exists()
 
@@ -165,12 +165,12 @@ def test_a_job_is_shown_wherever_the_flag_stands(call_command):
     assert call_command(*wanted, "scale=null", "--cfg", "job").stdout == last.stdout
 
 
-def test_sweeps_expand_to_every_combination():
+def test_sweeps_expand_to_every_combination(refused):
     got = [job.overrides for job in expand_jobs(["strategy=fedavg,moon", "seed=range(0,3)", "num_clients=5"])]
     assert len(got) == 6
     assert got[0] == ["strategy=fedavg", "seed=0", "num_clients=5"]
     assert got[-1] == ["strategy=moon", "seed=2", "num_clients=5"]
-    with pytest.raises(UserError, match=r"job 1 \(strategy=pfml\): unknown strategy"):
+    with refused():
         checked_jobs("strategy=pmfl,pfml")
 
 

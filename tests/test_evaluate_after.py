@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import config_of, workspace_of
 
-from contrafed import UserError, compose, run
+from contrafed import compose, run
 
 OWN_TEST_PARTS = (
     "dataset.merge_splits=true",
@@ -102,7 +102,7 @@ def test_a_run_reports_it_as_personal_beside_the_global_score(tmp_path):
     assert summary["num_rounds"] == 2
 
 
-def test_where_no_client_has_a_test_part_it_is_refused(tmp_path):
+def test_where_no_client_has_a_test_part_it_is_refused(tmp_path, refused):
     few = ("strategy=fedavg", "num_clients=4", "model=mlp", "engine=local", "num_rounds=1", f"output_dir={tmp_path / 'a'}")
-    with pytest.raises(UserError, match="no client has a test part"):
+    with refused("evaluate_after"):
         run(compose(*few, "evaluate_after=local_training"))

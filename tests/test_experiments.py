@@ -7,7 +7,6 @@ from omegaconf import OmegaConf
 from contrafed.config.compose import compose_job
 from contrafed.config.run_config import resolve
 from contrafed.core import registry
-from contrafed.core.errors import UserError
 
 RECIPE = tuple(OmegaConf.load(registry.CONF / "strategy" / "_local_training.yaml"))
 
@@ -21,7 +20,7 @@ BASES = [name for name in registry.choices("experiment") if name.endswith("base"
 
 
 @pytest.mark.parametrize("experiment", BASES)
-def test_an_experiment_has_one_recipe_for_every_method(experiment):
+def test_an_experiment_has_one_recipe_for_every_method(experiment, refused):
     file = "fedcrl/base" if experiment == "fedcosr/base" else experiment
     own = OmegaConf.load(registry.CONF / "experiment" / f"{file}.yaml")
     expected = recipe_of(config_of(f"experiment={experiment}"))
@@ -29,7 +28,7 @@ def test_an_experiment_has_one_recipe_for_every_method(experiment):
     for name in registry.choices("strategy"):
         config = config_of(f"experiment={experiment}", f"strategy={name}")
         if name == "fednova" and expected["optimizer"] == "adam":  # a strategy that needs SGD's steps
-            with pytest.raises(UserError, match="strategy.server=fednova divides by the length of SGD's steps"):
+            with refused("strategy.server"):
                 resolve(config)
             continue
         run = resolve(config)
@@ -159,9 +158,9 @@ def experiment(folder, optimizer, method):
     write(folder, "experiment", "table", EXPERIMENT.replace("OPTIMIZER", optimizer).replace("METHOD", method))
 
 
-def test_a_key_that_the_method_does_not_have_is_named(tmp_path):
+def test_a_key_that_the_method_does_not_have_is_named(tmp_path, refused):
     experiment(tmp_path, "lr: 0.2", "strategy=fedprox: {strategy.proximal_wait: 1}")
-    with pytest.raises(UserError, match=r"unknown key in the experiment's where 'strategy=fedprox' 'strategy.proximal_wait'"):
+    with refused():
         compose_job(["experiment=table", "strategy=fedprox"], tmp_path)
     assert compose_job(["experiment=table", "strategy=moon"], tmp_path).strategy.local.lr == 0.2
 
@@ -174,10 +173,10 @@ def plain(monkeypatch):
 
 
 @pytest.mark.parametrize("optimizer", ["{optimizer: adam, lr: 0.003}", "{momentum: 0.9, lr: 0.02}"])
-def test_a_method_of_plain_sgd_is_refused_with_more_unless_the_experiment_says_otherwise(tmp_path, plain, optimizer):
+def test_a_method_of_plain_sgd_is_refused_with_more_unless_the_experiment_says_otherwise(tmp_path, plain, optimizer, refused):
     text = "\n    ".join(f"{k}: {v}" for k, v in OmegaConf.to_container(OmegaConf.create(optimizer)).items())
     experiment(tmp_path, text, "strategy=moon: {}")
-    with pytest.raises(UserError, match="strategy=fedavg needs plain SGD .*; set strategy.local.optimizer=sgd and"):
+    with refused("strategy"):
         resolve(OmegaConf.to_container(compose_job(["experiment=table", "strategy=fedavg"], tmp_path), resolve=True))
     sgd = "strategy=fedavg: {strategy.local.optimizer: sgd, strategy.local.momentum: 0.0, strategy.local.lr: 0.07}"
     experiment(tmp_path, text, sgd)
@@ -188,14 +187,13 @@ def test_a_method_of_plain_sgd_is_refused_with_more_unless_the_experiment_says_o
     # What the command line sets stays, and is refused.
     assert compose_job(["experiment=table", "strategy=fedavg", "strategy.local.lr=9"], tmp_path).strategy.local.lr == 9
     explicit = compose_job(["experiment=table", "strategy=fedavg", "strategy.local.momentum=0.5"], tmp_path)
-    with pytest.raises(UserError, match="strategy=fedavg needs plain SGD .*; set strategy.local.optimizer=sgd and"):
+    with refused("strategy"):
         resolve(OmegaConf.to_container(explicit, resolve=True))
 
 
-def test_without_an_experiment_a_momentum_beside_plain_sgd_is_refused(plain):
-    with pytest.raises(UserError, match="strategy=fedavg needs plain SGD") as error:
+def test_without_an_experiment_a_momentum_beside_plain_sgd_is_refused(plain, refused):
+    with refused("strategy"):
         resolve(config_of("strategy=fedavg", "strategy.local.momentum=0.9"))
-    assert "\n" not in str(error.value)
 
 
 def test_a_run_records_what_it_was_merged_to_and_is_repeated_by_it(tmp_path):

@@ -12,7 +12,6 @@ from wire import Wire, plain, rows_of, run_devices
 import contrafed.engines.client_registry
 from contrafed.core import codec
 from contrafed.core.client_run import client_run_of
-from contrafed.core.errors import UserError
 from contrafed.data.federation import load_federation
 from contrafed.engines.client_registry import Registry
 from contrafed.server.base import Replies, Reply
@@ -84,11 +83,10 @@ ODD_CLAIMS = {
 
 
 @pytest.mark.parametrize("odd", ODD_CLAIMS)
-def test_an_odd_answer_before_round_1_is_one_line(tmp_path, odd):
+def test_an_odd_answer_before_round_1_is_one_line(tmp_path, odd, refused):
     wire = Wire(*plain(), change=claims("query", 1, when=None, **ODD_CLAIMS[odd]))
-    with pytest.raises(UserError, match="client 11 ") as caught:
+    with refused("client"):
         run_devices(tmp_path / "run", wire, "strategy=fedavg")
-    assert "\n" not in str(caught.value)
 
 
 def joins(wire, how):
@@ -165,12 +163,12 @@ def test_a_client_has_its_partition_back_from_one_that_stood_in_for_it():
     assert found.node_ids.tolist() == [10, 11, 12]
 
 
-def test_what_clients_say_of_themselves_is_fetched_up_to_a_limit(tmp_path):
+def test_what_clients_say_of_themselves_is_fetched_up_to_a_limit(tmp_path, refused):
     def swollen(k, message, reply):
         if message.metadata.message_type != MessageType.QUERY or k != 1:
             return reply
         about = ConfigRecord({**reply.content[codec.CONFIG], "junk": b"x" * (2 << 20)})
         return Message(RecordDict({**reply.content, codec.CONFIG: about}), metadata=reply.metadata)
 
-    with pytest.raises(UserError, match=r"client 11 could not be asked .* it has more than 1048576 bytes"):
+    with refused("client"):
         run_devices(tmp_path / "run", Wire(*plain(), change=swollen), "strategy=fedavg")

@@ -7,7 +7,6 @@ from left import FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_cli
 
 from contrafed.clients.pfedme import PFedMeClient
 from contrafed.config.run_config import resolve
-from contrafed.core.errors import UserError
 
 RATE = {"lr": 0.01}
 
@@ -65,8 +64,8 @@ def test_the_server_goes_a_part_of_the_way():
     assert (half - 2, beyond - 2) == (pytest.approx((whole - 2) / 2), pytest.approx((whole - 2) * 2))
 
 
-def test_a_step_of_w_beyond_theta_is_refused():
-    with pytest.raises(UserError, match=r"outer_lr times strategy\.pull_weight must be < 1"):
+def test_a_step_of_w_beyond_theta_is_refused(refused):
+    with refused("strategy.outer_lr"):
         resolve(config_of("strategy=pfedme", "strategy.outer_lr=0.1", "strategy.pull_weight=10"))
 
 
