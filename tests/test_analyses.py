@@ -207,13 +207,8 @@ def logged_runs(tmp_path_factory):
     """Run PMFL with all logs and varying participation, and the same run without logs."""
     folder = tmp_path_factory.mktemp("logged")
     tiny = (
-        *TINY_RUN,
-        "strategy=pmfl",
-        "engine=local",
-        "participation=bernoulli",
-        "participation.beta=null",
-        "eval_clients=true",
-    )
+        *TINY_RUN, "strategy=pmfl", "engine=local", "participation=bernoulli", "participation.beta=null", "eval_clients=true",
+    )  # fmt: skip
     tiny += ("participation.mean_probability=0.5", "num_rounds=4", "eval_every=2")
     summary = run(config_of(*tiny, "log=[deviation,weights,features,clients_train,probability]", f"output_dir={folder / 'a'}"))
     run(config_of(*tiny, f"output_dir={folder / 'b'}"))

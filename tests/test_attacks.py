@@ -227,13 +227,8 @@ def test_a_long_change_ruins_a_mean_and_not_a_median(tmp_path):
 
 def test_the_bound_on_replies_meets_attackers_too(tmp_path):
     bound = (
-        "strategy=scaffold",
-        "engine.max_norm=100",
-        "attack=scale",
-        "attack.factor=1e6",
-        "attack.clients=[0]",
-        "num_rounds=2",
-    )
+        "strategy=scaffold", "engine.max_norm=100", "attack=scale", "attack.factor=1e6", "attack.clients=[0]", "num_rounds=2",
+    )  # fmt: skip
     _, metrics, _ = run_attack(tmp_path / "run", *bound)
     assert rows_of(metrics, "replies_rejected") == {1: 1, 2: 1}
 

@@ -184,13 +184,9 @@ def test_what_is_logged_when_asked_goes_on_too_and_in_ray(tmp_path, stop_run):
 
 def test_only_the_last_few_are_kept_and_files_of_unchanged_clients_are_shared(tmp_path):
     config = (
-        "strategy=moon",
-        *SMALL_RUN,
-        "checkpoint_every=1",
-        "checkpoint_keep=3",
-        "participation=uniform",
+        "strategy=moon", *SMALL_RUN, "checkpoint_every=1", "checkpoint_keep=3", "participation=uniform",
         "participation.select=1",
-    )
+    )  # fmt: skip
     config = [c for c in config if not c.startswith(("participation.mean", "participation.p01", "participation=markovian"))]
     run(config_of(*config, f"output_dir={tmp_path}/run"))
     folder = tmp_path / "run" / "checkpoints"
@@ -359,13 +355,8 @@ def killed_until_done(folder, overrides, kills, rng):
 )
 def test_sigkill_at_random_moments(tmp_path, engine, kills, rounds):
     overrides = [
-        "strategy=pmfl",
-        *SMALL_RUN,
-        f"engine={engine}",
-        f"num_rounds={rounds}",
-        "partition.min_client_size=5",
-        LOG_OVERRIDE,
-    ]
+        "strategy=pmfl", *SMALL_RUN, f"engine={engine}", f"num_rounds={rounds}", "partition.min_client_size=5", LOG_OVERRIDE,
+    ]  # fmt: skip
     run(config_of(*overrides, f"output_dir={tmp_path}/whole"))
     killed_until_done(tmp_path / "run", overrides, kills, random.Random(kills))
     assert equal(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))

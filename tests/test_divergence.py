@@ -200,13 +200,8 @@ def test_a_mistake_in_a_method_ends_the_run_after_two_rounds(tmp_path, call_comm
     """But not where anything else could be the cause."""
     monkeypatch.setattr(FedPerClient, "local_update", mistake)
     line = (
-        "strategy=fedper",
-        *TINY_RUN,
-        "engine=local",
-        f"engine.stack_size={stack_size}",
-        "participation=full",
-        "num_rounds=30",
-    )
+        "strategy=fedper", *TINY_RUN, "engine=local", f"engine.stack_size={stack_size}", "participation=full", "num_rounds=30",
+    )  # fmt: skip
     found = call_command(*line, "eval_every=30", f"output_dir={tmp_path}/run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["rounds"] == rounds, found

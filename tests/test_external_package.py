@@ -104,10 +104,9 @@ def run_to_end(home, engine):
     return (home / engine / "metrics.csv").read_bytes()
 
 
-def test_a_method_from_outside_runs_in_local_and_ray_and_is_repeated_by_its_configuration(home):
+def test_a_method_from_outside_runs_and_is_repeated_by_its_configuration(home):
     local = run_to_end(home, "local")
     assert b"global,fit,loss" in local
-    assert run_to_end(home, "ray") == local
     stored = OmegaConf.to_container(OmegaConf.load(home / "local" / "config.yaml"))
     from contrafed import run  # a notebook, which knows nothing of the folder
 
@@ -115,8 +114,9 @@ def test_a_method_from_outside_runs_in_local_and_ray_and_is_repeated_by_its_conf
 
 
 @pytest.mark.slow
-def test_a_method_from_outside_runs_in_flowers_own_runtime(home):
-    assert run_to_end(home, "flower") == run_to_end(home, "local")
+@pytest.mark.parametrize("engine", ["ray", "flower"])
+def test_a_method_from_outside_runs_in_other_engines(home, engine):
+    assert run_to_end(home, engine) == run_to_end(home, "local")
 
 
 def test_a_rule_from_outside_goes_beside_any_method_that_averages_models(home):

@@ -174,11 +174,8 @@ def test_a_data_set_of_the_hub_is_no_folder_of_the_clients(tmp_path, monkeypatch
 def test_a_server_that_names_files_elsewhere_is_refused_before_round_1(tmp_path, refused):
     (tmp_path / "parts.json").write_text(json.dumps([list(range(20 * k, 20 * k + 20)) for k in range(3)]))
     given_by_server = (
-        "strategy=fedavg",
-        "dataset.merge_splits=true",
-        "partition=file",
-        f"partition.path={tmp_path}/parts.json",
-    )
+        "strategy=fedavg", "dataset.merge_splits=true", "partition=file", f"partition.path={tmp_path}/parts.json",
+    )  # fmt: skip
     with refused("client"):
         run_devices(tmp_path / "a", Wire(*plain()), *given_by_server)
     *_, summary = run_devices(tmp_path / "b", Wire(*plain(**{"data-dir": tmp_path})), *given_by_server)

@@ -3,9 +3,7 @@
 The right modules are those of docs/own-parts.md, which tests/test_docs.py runs unchanged. Here each has one mistake.
 """
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -208,13 +206,11 @@ def test_shifts_are_as_the_page_says(home):
 
 
 @pytest.mark.parametrize("group", ["model", "dataset"])
-def test_the_command_says_it_in_one_line_too(home, group):
+def test_the_command_says_it_in_one_line_too(home, call_command, refused, group):
     change_part(home, group, r"def (build|load)", "def nothing")
-    asked = [sys.executable, str(ROOT / "main.py"), "--config-dir=yamls", f"{group}={PARTS[group]}", "engine=local"]
-    env = os.environ | {"PYTHONPATH": str(home)}
-    done = subprocess.run(asked, cwd=home, capture_output=True, text=True, env=env, timeout=300)
+    done = call_command(f"--config-dir={home}/yamls", f"{group}={PARTS[group]}", "engine=local")
     assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(rf"error: {group}=\w+: parts.\w+ must define \w+\(.*\)\n", done.stderr)
+    refused.check(done.stderr)
 
 
 def client_of(home, body):

@@ -10,16 +10,10 @@ from contrafed.data.checks import check
 from contrafed.data.partition import keep_stratified, make_partition
 
 DRAWN_PARTITIONS = [
-    ("iid", {}),
-    ("dirichlet", {}),
-    ("dirichlet", {"scheme": "per_class"}),
-    ("balanced_dirichlet", {}),
-    ("pathological", {}),
-    ("pathological", {"pieces": "random"}),
-    ("pathological", {"scheme": "shards"}),
-    ("pathological", {"scheme": "shards", "distinct": True}),
-    ("lognormal", {"mean_size": 50}),
-]
+    ("iid", {}), ("dirichlet", {}), ("dirichlet", {"scheme": "per_class"}), ("balanced_dirichlet", {}), ("pathological", {}),
+    ("pathological", {"pieces": "random"}), ("pathological", {"scheme": "shards"}),
+    ("pathological", {"scheme": "shards", "distinct": True}), ("lognormal", {"mean_size": 50}),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "changes"), DRAWN_PARTITIONS)

@@ -83,13 +83,9 @@ def test_saving_changes_no_number_even_for_a_client_without_training_data(tmp_pa
 
 def test_clients_that_never_train_have_saved_models_whether_or_not_they_were_scored(tmp_path):
     shape = (
-        "strategy=fedrep",
-        *SAVED_RUN,
-        "held_out_clients=2",
-        "eval_clients=false",
-        "save_personal=true",
+        "strategy=fedrep", *SAVED_RUN, "held_out_clients=2", "eval_clients=false", "save_personal=true",
         f"output_dir={tmp_path}/run",
-    )
+    )  # fmt: skip
     assert "personal_accuracy_mean" not in run(config_of(*shape))
     assert len(list((tmp_path / "run" / "personal").iterdir())) == 6
     again = run(config_of(f"evaluate_only={tmp_path}/run", "engine=local", "eval_clients=true", f"output_dir={tmp_path}/again"))

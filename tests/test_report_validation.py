@@ -73,13 +73,10 @@ def test_an_agent_does_without_a_loss_that_is_not_said_or_not_finite(tmp_path):
 
 
 ODD_CLAIMS = {
-    "infinite partition": {"partition-id": float("inf")},
-    "infinite count": {"num-test-examples": float("inf")},
-    "counts beyond int64": {"class-counts": [1e300] * 10},
-    "one number": {"class-counts": 5},
-    "negative": {"class-counts": [-1] * 10},
-    "more than there can be": {"class-counts": [2**60] * 10},
-}
+    "infinite partition": {"partition-id": float("inf")}, "infinite count": {"num-test-examples": float("inf")},
+    "counts beyond int64": {"class-counts": [1e300] * 10}, "one number": {"class-counts": 5},
+    "negative": {"class-counts": [-1] * 10}, "more than there can be": {"class-counts": [2**60] * 10},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("odd", ODD_CLAIMS)

@@ -60,11 +60,8 @@ def test_dropping_needs_no_examples_for_everyone_but_keeps_someone(refused):
 @pytest.mark.parametrize(("on_small", "said"), [("move", "were moved to them"), ("drop", "they are left out, with")])
 def test_a_run_reports_it_in_a_line_and_in_its_summary(tmp_path, capsys, on_small, said):
     tight = (
-        "partition.alpha=0.05",
-        "partition.min_client_size=60",
-        "partition.max_redraws=0",
-        f"partition.on_small={on_small}",
-    )
+        "partition.alpha=0.05", "partition.min_client_size=60", "partition.max_redraws=0", f"partition.on_small={on_small}",
+    )  # fmt: skip
     shape = ("engine=local", "num_clients=20", "num_rounds=1", "model=mlp", "strategy=fedavg")
     summary = run(config_of(*shape, *tight, f"output_dir={tmp_path}/run"))
     (line,) = [text for text in capsys.readouterr().out.splitlines() if "min_client_size" in text]

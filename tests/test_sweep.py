@@ -129,13 +129,8 @@ def test_a_mistake_in_a_grid_is_one_line_before_any_job(folder, old, new, refuse
 def test_overrides_that_are_set_are_those_that_hydra_would_set():
     """Values are set in a copy of Hydra's composition of the choices. A new key needs a full composition."""
     asked = [
-        "strategy=moon",
-        "dataset=mnist",
-        "model=lenet",
-        "model.projection=[4,5]",
-        "strategy.local.lr=1e-3",
-        "init_from='a, b'",
-    ]
+        "strategy=moon", "dataset=mnist", "model=lenet", "model.projection=[4,5]", "strategy.local.lr=1e-3", "init_from='a, b'",
+    ]  # fmt: skip
     plain = compose_job(asked)
     assert plain.model.projection == [4, 5]
     asked.append("output_dir=x")  # else it is the time
