@@ -103,9 +103,3 @@ def test_a_solver_whose_path_is_not_known_is_refused_in_one_line(changes, refuse
         with refused("strategy.server"):
             resolve(config_of(*chosen, *local))
     resolve(config_of("strategy=fednova", "strategy.local.momentum=0.9"))
-
-
-def test_stacked_equals_alone():
-    local = WORK | {"batch_size": 9, "momentum": 0.5}
-    alone, stacked = (digits_run("fednova", 3, clients=5, stack_size=size, local=local)[0] for size in (1, 3))
-    close(alone[-1], stacked[-1])

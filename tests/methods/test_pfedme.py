@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers import close, config_of
-from left import FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_client, scalar_left, stacked_equals_alone
+from left import FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_client, scalar_left
 
 from contrafed.clients.pfedme import PFedMeClient
 from contrafed.config.run_config import resolve
@@ -88,7 +88,3 @@ def test_a_batch_is_the_same_images_for_all_its_steps():
     assert all(torch.equal(seen[0], x) for x in seen[1:3])
     assert all(torch.equal(seen[3], x) for x in seen[4:])
     assert not torch.equal(seen[0], seen[3])
-
-
-def test_stacked_equals_alone():
-    stacked_equals_alone("pfedme", outer_lr=0.05, local={"clip_norm": 1.0, "lr": 0.02})
