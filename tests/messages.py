@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "tests" / "messages.json"
 WRITE = "CONTRAFED_WRITE_MESSAGES"
 # What comes before words of Python and other libraries, which differ between versions.
-FOREIGN = r"((?<!Return)(?<!Name)(?<!Type)Error: |cannot read \S+ \(|npz file: |with images: ).*"
+FOREIGN = r"((?<!Return)(?<!Name)(?<!Type)Error: |cannot read \S+ \(|npz file: |with images: |Errno ).*"
 
 
 def read_messages():

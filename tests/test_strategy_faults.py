@@ -226,15 +226,14 @@ def test_what_a_rule_logs_has_a_name_and_numbers(stops, kind, name, value):
 
 
 def test_a_metric_may_be_nan():
-    values = {"x": np.nan, "y": np.float64(2), "z": 3}
-    made = rule(aggregate=aggregating(lambda self: self.round.metrics.update(values)))
+    made = rule(aggregate=aggregating(lambda self: self.round.metrics.update(x=np.nan, y=np.float64(2), z=3)))
     _, strategy = digits_run("fedavg", 1, clients=2, rule=made)
     assert (strategy.round.metrics["y"], strategy.round.metrics["z"]) == (2, 3)
 
 
 def test_what_a_rule_says_of_its_round_is_not_replaced_by_the_clients_means():
-    made = rule(aggregate=aggregating(lambda self: self.round.metrics.update(loss=-1.0)))
-    _, strategy = digits_run("fedavg", 1, clients=2, rule=made)
+    own = rule(aggregate=aggregating(lambda self: self.round.metrics.update(loss=-1.0)))
+    _, strategy = digits_run("fedavg", 1, clients=2, rule=own)
     assert strategy.round.metrics == {"loss": -1.0}
 
 
