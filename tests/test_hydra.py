@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import check_overrides
+from helpers import check_overrides, config_of
 
 from contrafed.config.checks import SECTIONS
 from contrafed.runs.launch import read_objective
+from contrafed.runs.run import run
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK_RUN = (
@@ -30,11 +31,11 @@ def main(folder, *arguments, **environment):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """Return the folder of a sweep of two jobs in sequence."""
+    """Return the folder of two jobs in sequence, in this process."""
     folder = tmp_path_factory.mktemp("alone")
-    done = main(folder, "-m", *QUICK_RUN, "seed=0,1", "hydra.sweep.dir=jobs")
-    assert done.returncode == 0, done.stderr
-    return folder / "jobs"
+    for seed in (0, 1):
+        run(config_of(*QUICK_RUN, f"seed={seed}", f"output_dir={folder}/{seed}"))
+    return folder
 
 
 @pytest.mark.parametrize("launcher", ["joblib", pytest.param("submitit_local", marks=pytest.mark.slow)])
