@@ -14,7 +14,7 @@ from pathlib import Path
 ATTACKS = ("sign_flip", "scale", "noise", "label_flip", "alie", "ipm")
 SHARES = (0.1, 0.2, 0.3)
 AGGREGATIONS = ("mean", "median", "multi_krum", "geometric_median", "norm_clip", "trimmed_mean", "krum")
-RECIPE = (
+TRAINING = (
     "experiment=digits", "strategy=fedavg", "participation=full", "partition.alpha=1", "num_clients=20", "num_rounds=40",
     "model=mlp", "model.hidden=[32]", "eval_clients=false", "eval_every=40",
     "engine=local", "engine.stack_size=20", "tracker=none",
@@ -53,7 +53,7 @@ def accuracy(aggregation: str, attack: str, share: float, seed: int) -> float:
 
     attacked = (f"attack={attack}", f"attack.fraction={share}") if share else ()
     with tempfile.TemporaryDirectory() as folder:
-        cfg = compose(*RECIPE, *attacked, f"aggregation={aggregation}", f"seed={seed}", f"output_dir={folder}/run")
+        cfg = compose(*TRAINING, *attacked, f"aggregation={aggregation}", f"seed={seed}", f"output_dir={folder}/run")
         return float(run(cfg)["accuracy_final"])
 
 

@@ -1,6 +1,7 @@
 """Inject random faults into runs, reports and command lines, and count tracebacks and numbers that changed without a word.
 
     python benchmarks/faults.py --faults 200
+    python benchmarks/faults.py --faults 0 --ray 9    # a stopped worker, a killed raylet, a killed GCS, in turns
 
 Each fault is drawn from ``--seed``. A fault is survived if what follows is one line (an error of the exit status 1 or 2) or the
 bytes of an undisturbed run. It prints a row for each kind: times tried, refused in one line, survived, lost.
@@ -9,8 +10,11 @@ bytes of an undisturbed run. It prints a row for each kind: times tried, refused
 import argparse
 import contextlib
 import io
+import json
+import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -22,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from contrafed import UserError, compose, report_command, run
 from contrafed.config.overrides import quote_value
 from contrafed.core.errors import RunStopped
+from contrafed.engines import ray_liveness
 from contrafed.runs.output import RunRecorder
 
 SMALL = ("strategy=pmfl", "engine=local", "num_clients=4", "num_rounds=4", "model=mlp", "model.hidden=[4]", "tracker=none")
@@ -103,7 +108,53 @@ def save_any_yaml(stopped: Path, whole: tuple[bytes, ...], work: Path, rng: rand
     return SURVIVED
 
 
+def find_ray_process(what: str) -> int:
+    """Return the process of a worker of Ray, or of one of Ray's own processes."""
+    from ray._private import worker
+    from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_list
+
+    if what in ray_liveness.VITAL_PROCESSES:
+        (about,) = worker._global_node.all_processes[what]  # type: ignore[union-attr]
+        return int(about.process.pid)
+    key = min(_internal_kv_list(b"", namespace=ray_liveness.NAMESPACE))
+    _, process, _ = json.loads(_internal_kv_get(key, namespace=ray_liveness.NAMESPACE))
+    return int(process)
+
+
+def disturb_ray(what: str, sent: signal.Signals, whole: tuple[bytes, ...], work: Path, rng: random.Random) -> str:
+    """Send a signal to one of Ray's processes in mid-run, then resume."""
+    folder, when = work / "run", rng.randrange(1, 4)
+    asked = (*SMALL, "engine=ray", "engine.workers=2", "checkpoint_every=1", f"output_dir={folder}")
+
+    def on_round(server_round: int, values: dict[str, float]) -> None:
+        if server_round == when:
+            os.kill(find_ray_process(what), sent)
+
+    with contextlib.suppress(RunStopped):
+        run(compose(*asked), unique=False, on_round=on_round)
+    run(compose(*asked, "resume=latest"), unique=False)
+    return SURVIVED if outcome(folder) == whole else LOST
+
+
+def stop_ray_worker(stopped: Path, whole: tuple[bytes, ...], work: Path, rng: random.Random) -> str:
+    """Stop a worker by SIGSTOP."""
+    return disturb_ray("worker", signal.SIGSTOP, whole, work, rng)
+
+
+def kill_raylet(stopped: Path, whole: tuple[bytes, ...], work: Path, rng: random.Random) -> str:
+    """Kill the raylet."""
+    return disturb_ray("raylet", signal.SIGKILL, whole, work, rng)
+
+
+def kill_gcs(stopped: Path, whole: tuple[bytes, ...], work: Path, rng: random.Random) -> str:
+    """Kill Ray's control store."""
+    return disturb_ray("gcs_server", signal.SIGKILL, whole, work, rng)
+
+
 KINDS: tuple[Callable[..., str], ...] = (resume_damaged, disturb_run, report_damaged, type_anything, save_any_yaml)
+RAY_KINDS: tuple[Callable[..., str], ...] = (stop_ray_worker, kill_raylet, kill_gcs)
+# Seconds after which a stopped worker is replaced here.
+PATIENCE_SECONDS = 15.0
 
 
 def inject(kind: Callable[..., str], stopped: Path, whole: tuple[bytes, ...], rng: random.Random) -> tuple[str, str]:
@@ -123,8 +174,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=200, help="how many, of all kinds in turns")
     parser.add_argument("--seed", type=int, default=0, help="what the faults are drawn from")
+    parser.add_argument("--ray", type=int, default=0, help="how many on engine=ray, beside the others: half a minute each")
     asked = parser.parse_args()
-    rng, counts = random.Random(asked.seed), {kind.__name__: Counter[str]() for kind in KINDS}
+    tries = [KINDS[number % len(KINDS)] for number in range(asked.faults)]
+    tries += [RAY_KINDS[number % len(RAY_KINDS)] for number in range(asked.ray)]
+    rng, counts = random.Random(asked.seed), {kind.__name__: Counter[str]() for kind in tries}
+    ray_liveness.MAX_SILENT_SECONDS = PATIENCE_SECONDS
     RunRecorder._draw = lambda self: None  # type: ignore[method-assign]  # figures take longer than the runs
     with tempfile.TemporaryDirectory() as place:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -132,8 +187,7 @@ def main() -> None:
             run(compose(*SMALL, "checkpoint_every=1", f"output_dir={place}/stopped"), unique=False)
         whole = outcome(Path(place) / "whole")
         shutil.rmtree(Path(place) / "stopped" / "checkpoints" / "000004", ignore_errors=True)
-        for number in range(asked.faults):
-            kind = KINDS[number % len(KINDS)]
+        for number, kind in enumerate(tries):
             became, error = inject(kind, Path(place) / "stopped", whole, rng)
             counts[kind.__name__][became] += 1
             if became in (TRACEBACK, LOST):

@@ -9,7 +9,7 @@ from torch import Tensor
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.tensors import add_prefix, select_prefix
-from contrafed.training.base import PARTS, Batch, Client, ClientStack, LocalTraining, Step, Tensors, per_client
+from contrafed.training.base import PARTS, Batch, Client, ClientStack, LocalTraining, Step, Tensors, expand_like
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class APFLClient(Client):
         url="https://arxiv.org/abs/2003.13461",
     )
     own_model = True
+    loss_names = ("task", "personal")
 
     def init_client_state(self, received: Tensors) -> Tensors:
         """Return the initial model as v, and the initial alpha."""
@@ -95,4 +96,4 @@ def mixture(alpha: Tensor, own: Tensors, shared: Tensors) -> Tensors:
         own: v, the personal tensors.
         shared: w, the shared tensors.
     """
-    return {name: torch.lerp(shared[name], v, per_client(alpha, v) if alpha.dim() else alpha) for name, v in own.items()}
+    return {name: torch.lerp(shared[name], v, expand_like(alpha, v) if alpha.dim() else alpha) for name, v in own.items()}

@@ -51,20 +51,21 @@ class FedALAClient(Client):
         url="https://arxiv.org/abs/2212.01197",
     )
     own_model = True
+    model_names = ("blend",)
 
     def init_client_state(self, received: Tensors) -> Tensors:
         """Return w_k = W and A = 1."""
         model = select_prefix(received, "model")
         ones = {name: torch.ones_like(model[name]) for name in top_layers(self.model, self.config.layers)}
-        rounds = torch.zeros((), dtype=self.workspace.dtype, device=self.workspace.device)
-        return add_prefix("own", model) | add_prefix("blend", ones) | {"rounds": rounds}
+        zero = torch.zeros((), dtype=self.workspace.dtype, device=self.workspace.device)
+        return add_prefix("own", model) | add_prefix("blend", ones) | {"participations": zero}
 
     def local_update(self, stack: ClientStack) -> Tensors:
         """Learn A, blend, train, and keep the trained model."""
         self._learn(stack)
         stack.params |= self._blend(stack)
         self.train(stack)
-        stack.state |= add_prefix("own", stack.params) | {"rounds": stack.state["rounds"] + 1}
+        stack.state |= add_prefix("own", stack.params) | {"participations": stack.state["participations"] + 1}
         return self.make_upload(stack)
 
     def _learn(self, stack: ClientStack) -> None:
@@ -74,8 +75,8 @@ class FedALAClient(Client):
             config.local.plain(config.blend_lr, epochs=1),
             stack.params | add_prefix("own", stack.get_state("own")),
         )
-        some, rounds, last = self._some(stack), stack.state["rounds"], list[Tensor]()
-        going = rounds > 0
+        some, participations, last = self._some(stack), stack.state["participations"], list[Tensor]()
+        going = participations > 0
         while going.any() and len(last) < config.max_passes:
             losses = self.train(
                 stack,
@@ -91,7 +92,7 @@ class FedALAClient(Client):
             for value in blend.values():
                 value.clamp_(0, 1)
             last.append(losses.last("loss"))
-            going = going & (rounds == 1)
+            going = going & (participations == 1)
             if len(last) > config.window:
                 going &= ~(torch.stack(last[-config.window :]).std(0, correction=0) < config.settled)
         stack.state |= blend

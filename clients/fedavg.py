@@ -12,7 +12,7 @@ class FedAvgClient(Client):
     Source: McMahan et al. 2017, Algorithm 1.
     """
 
-    family = "the server's rule"
+    family = "aggregation on the server"
     paper = Paper(
         authors="McMahan, Moore, Ramage, Hampson and Agüera y Arcas",
         title="Communication-Efficient Learning of Deep Networks from Decentralized Data",

@@ -39,6 +39,7 @@ class FedAvgFTClient(Client):
         url="https://arxiv.org/abs/2102.07078",
     )
     own_model = True
+    model_names = ("untuned",)
 
     def eval_models(self, stack: ClientStack) -> dict[str, Tensors]:
         """Return W. In the last evaluation return the fine-tuned W, and W as ``untuned``."""

@@ -38,6 +38,7 @@ class FedBABUClient(FedPerClient):
         where="ICLR 2022",
         url="https://arxiv.org/abs/2106.06042",
     )
+    model_names = ("untuned",)
 
     def local_update(self, stack: ClientStack) -> Tensors:
         """Train the body."""

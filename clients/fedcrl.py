@@ -11,7 +11,7 @@ from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import add_prefix, select_prefix
-from contrafed.training.base import PARTS, Batch, Client, ClientStack, LocalTraining, Losses, Shapes, Tensors, per_client
+from contrafed.training.base import PARTS, Batch, Client, ClientStack, LocalTraining, Losses, Shapes, Tensors, expand_like
 from contrafed.training.losses import masked_mean, prototype_contrast
 from contrafed.training.prototypes import prototype_table, with_prototypes
 
@@ -47,7 +47,10 @@ class FedCRLClient(Client):
 
     Deviation: "clip it into [0,1]" is not applied to the weights.
 
-    Interpretation: a client's first participation is the paper's initial round.
+    Interpretation: a client's first participation is the paper's initial round. Only tau = 0 follows from it. alpha counts as
+    soon as there are prototypes.
+
+    Body: encoder and projector. Head: classifier.
     """
 
     family = "personal, with prototypes"
@@ -73,6 +76,7 @@ class FedCRLClient(Client):
     }
     traffic = ("phi omega", "phi omega")
     own_model = True
+    loss_names = ("task", "contrast", "contrasted")
 
     @classmethod
     def shared_parts(cls, config: Any) -> tuple[str, ...]:
@@ -88,7 +92,7 @@ class FedCRLClient(Client):
         """Return a client state without an own body or a contrastive loss."""
         shared = select_prefix(received, "model")
         zero = torch.zeros((), dtype=self.workspace.dtype, device=self.workspace.device)
-        return add_prefix("own", shared) | {"contrast": zero, "contrasted": zero, "rounds": zero}
+        return add_prefix("own", shared) | {"contrast": zero, "has_contrast": zero, "participations": zero}
 
     def local_update(self, stack: ClientStack) -> Tensors:
         """Blend, train with the global prototypes, keep body and loss, and upload body and prototypes (Equations 3, 7-14)."""
@@ -97,78 +101,81 @@ class FedCRLClient(Client):
         if self.config.clip == "literal":
             for value in stack.params.values():
                 value.data.clamp_(0, 1)
-        self._remember(stack, losses)
+        self._store_state(stack, losses)
         return self.make_upload(stack) | self.prototypes(stack)
 
     def _blend(self, stack: ClientStack) -> None:
-        """Blend the own body with the received one (Equations 7-9). The first time, take the received one."""
-        tau = torch.where(stack.state["rounds"] > 0, self._tau(stack), 0.0)
-        for name, own in select_prefix(stack.state, "own").items():
-            weight = per_client(tau, own)
-            stack.params[name].copy_(weight * own + (1 - weight) * stack.received[f"model/{name}"])
+        """Blend the previous body with the received one (Equations 7 and 8). The first time, take the received one.
+
+        Equation 9, the personal head, needs nothing here: the head in ``stack.params`` is the client's own.
+        """
+        tau = torch.where(stack.state["participations"] > 0, self._tau(stack), 0.0)
+        for name, previous_body in select_prefix(stack.state, "own").items():
+            weight = expand_like(tau, previous_body)
+            stack.params[name].copy_(weight * previous_body + (1 - weight) * stack.received[f"model/{name}"])
 
     def _tau(self, stack: ClientStack) -> Tensor:
-        """Return tau = e^(-gamma L_Reg) (B,) of clients that have trained before, and 0 for an infinite L_Reg."""
-        loss = self._last_contrast(stack)
+        """Return tau = e^(-gamma L_Reg) (B,) of clients that have trained before."""
+        config, last_loss = self.config, stack.state["contrast"]
+        if config.blend == "own":
+            return torch.ones_like(last_loss)
+        if config.blend == "global" or (config.contrast_weight == 0 and config.blend_without_contrast == "zero"):
+            return torch.zeros_like(last_loss)
+        if config.tau_source == "on_receipt":
+            return self._tau_of(self._mean_contrast(stack))
+        unseen = stack.state["has_contrast"] == 0
+        if config.first_tau != "evaluate":
+            return torch.where(unseen, 1.0 if config.first_tau == "one" else 0.0, self._tau_of(last_loss))
+        return self._tau_of(torch.where(unseen, self._mean_contrast(stack), last_loss) if unseen.any() else last_loss)
+
+    def _tau_of(self, loss: Tensor) -> Tensor:
+        """Return tau (B,) of losses (B,), and 0 for one that is infinite."""
         return torch.where(loss.isinf(), 0.0, torch.exp(-self.config.blend_rate * loss))
 
-    def _last_contrast(self, stack: ClientStack) -> Tensor:
-        """Return the contrastive loss (B,) that sets tau: infinity for tau = 0, and 0 for tau = 1."""
-        config, last = self.config, stack.state["contrast"]
-        if config.blend == "own":
-            return torch.zeros_like(last)
-        if config.blend == "global" or (config.contrast_weight == 0 and config.blend_without_contrast == "zero"):
-            return torch.full_like(last, torch.inf)
-        if config.tau_source == "on_receipt":
-            return self._contrast_over_examples(stack)
-        unseen = stack.state["contrasted"] == 0
-        if config.first_tau != "evaluate":
-            return torch.where(unseen, 0.0 if config.first_tau == "one" else torch.inf, last)
-        return torch.where(unseen, self._contrast_over_examples(stack), last) if unseen.any() else last
-
-    def _contrast_over_examples(self, stack: ClientStack) -> Tensor:
-        """Return the mean contrastive loss (B,) of own bodies over each client's training part, in evaluation mode.
+    def _mean_contrast(self, stack: ClientStack) -> Tensor:
+        """Return the mean contrastive loss (B,) of previous bodies over each client's training part, in evaluation mode.
 
         The mean is over the examples whose class has a prototype. It is infinite without any, so that the client takes the
         global body.
         """
 
-        def sums(params: Tensors, batch: Batch, table: Tensors) -> Tensors:
+        def sums(params: Tensors, batch: Batch, prototypes: Tensors) -> Tensors:
             with self.model.holding(params) as model:
                 z = model.represent(batch.x)
-            known = table["valid"][batch.y] * batch.mask
-            return {"sum": (self._each(z, batch.y, table) * known).sum(), "count": known.sum()}
+            has_prototype = prototypes["valid"][batch.y] * batch.mask
+            contrast = self._contrast_per_example(z, batch.y, prototypes)
+            return {"sum": (contrast * has_prototype).sum(), "count": has_prototype.sum()}
 
-        own = {n: stack.state[f"own/{n}"] if self.is_shared(n) else v for n, v in stack.params.items()}
-        totals = self.over_examples(stack, sums, own, prototype_table(stack))
+        previous = {n: stack.state[f"own/{n}"] if self.is_shared(n) else v for n, v in stack.params.items()}
+        totals = self.over_examples(stack, sums, previous, prototype_table(stack))
         return torch.where(totals["count"] > 0, totals["sum"] / totals["count"].clamp_min(1), torch.inf)
 
-    def _each(self, z: Tensor, y: Tensor, table: Tensors) -> Tensor:
+    def _contrast_per_example(self, z: Tensor, y: Tensor, prototypes: Tensors) -> Tensor:
         """Return L_Reg of each example (b,) from representations (b, D), and 0 for a class without a prototype."""
-        return prototype_contrast(z, y, table["means"], table["valid"], self.config.temperature)
+        return prototype_contrast(z, y, prototypes["means"], prototypes["valid"], self.config.temperature)
 
     def loss(self, params: Tensors, batch: Batch, loss_inputs: Tensors) -> dict[str, Tensor]:
         """Return the cross-entropy plus the weighted contrastive loss, which has no gradient in the head."""
         features = self.forward(params, batch)
         task = self.task_loss(features, batch)
-        contrast = masked_mean(self._each(features.z, batch.y, loss_inputs), batch.mask)
-        share = masked_mean(loss_inputs["valid"][batch.y], batch.mask)
+        contrast = masked_mean(self._contrast_per_example(features.z, batch.y, loss_inputs), batch.mask)
+        fraction = masked_mean(loss_inputs["valid"][batch.y], batch.mask)
         loss = task + self.config.contrast_weight * contrast
-        return {"loss": loss, "task": task, "contrast": contrast, "contrasted": share}
+        return {"loss": loss, "task": task, "contrast": contrast, "contrasted": fraction}
 
-    def _remember(self, stack: ClientStack, losses: Losses) -> None:
+    def _store_state(self, stack: ClientStack, losses: Losses) -> None:
         """Keep the trained body and the contrastive loss of the last local epoch as client state."""
-        memory, local_training = stack.state, self.config.local
-        last = [
+        state, local_training = stack.state, self.config.local
+        last_steps = [
             local_training.steps_per_pass(size) if local_training.epochs is not None else local_training.steps(size)
             for size in stack.sizes
         ]
-        contrast, share = losses.mean("contrast", last), losses.mean("contrasted", last)
-        memory["contrast"] = torch.where(share > 0, contrast / torch.where(share > 0, share, 1.0), 0.0)
-        memory["contrasted"] = (share > 0).to(contrast)
-        memory["rounds"] = memory["rounds"] + 1
-        memory |= add_prefix("own", {n: v for n, v in stack.params.items() if self.is_shared(n)})
+        contrast, fraction = losses.mean("contrast", last_steps), losses.mean("contrasted", last_steps)
+        state["contrast"] = torch.where(fraction > 0, contrast / torch.where(fraction > 0, fraction, 1.0), 0.0)
+        state["has_contrast"] = (fraction > 0).to(contrast)
+        state["participations"] = state["participations"] + 1
+        state |= add_prefix("own", {n: v for n, v in stack.params.items() if self.is_shared(n)})
 
     def eval_models(self, stack: ClientStack) -> dict[str, Tensors]:
-        """Return the own body and head as last trained, by which a client is evaluated (`after_training`)."""
+        """Return the body and head that the client last trained."""
         return {"model": stack.params | select_prefix(stack.state, "own")}

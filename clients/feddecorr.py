@@ -37,6 +37,7 @@ class FedDecorrClient(Client):
         where="ICLR 2023",
         url="https://arxiv.org/abs/2210.00226",
     )
+    loss_names = ("task", "decorrelation")
 
     def loss(self, params: Tensors, batch: Batch, loss_inputs: Tensors) -> dict[str, Tensor]:
         """Return the cross-entropy plus the weighted penalty on correlations."""

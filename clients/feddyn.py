@@ -37,6 +37,7 @@ class FedDynClient(Client):
         where="ICLR 2021",
         url="https://arxiv.org/abs/2111.04263",
     )
+    loss_names = ("task",)
 
     def init_client_state(self, received: Tensors) -> Tensors:
         """Return g_k = 0."""

@@ -29,6 +29,7 @@ class FedGHClient(Client):
     )
     traffic = ("pi", "omega")
     shared = ("classifier",)
+    model_names = ("trained",)
 
     @classmethod
     def message_spec(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:

@@ -24,7 +24,7 @@ class FedHyperClient(Client):
     Deviation: the released code sets its rates anew in every round, so this schedule has no effect there.
     """
 
-    family = "the server's rule"
+    family = "aggregation on the server"
     paper = Paper(
         authors="Wang, Wang and Li",
         title="FedHyper: A Universal and Robust Learning Rate Scheduler for Federated Learning with Hypergradient Descent",

@@ -39,6 +39,7 @@ class FedNTDClient(Client):
         where="NeurIPS 2022",
         url="https://arxiv.org/abs/2106.03097",
     )
+    loss_names = ("task", "distil")
 
     def local_update(self, stack: ClientStack) -> Tensors:
         """Train with the received model's logits."""

@@ -11,7 +11,7 @@ from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import add_prefix, select_prefix
-from contrafed.training.base import Batch, Client, ClientStack, LocalTraining, Shapes, Tensors, per_client
+from contrafed.training.base import Batch, Client, ClientStack, LocalTraining, Shapes, Tensors, expand_like
 from contrafed.training.losses import masked_mean
 from contrafed.training.prototypes import prototype_table, with_prototypes
 
@@ -52,6 +52,8 @@ class FedPACClient(Client):
     )
     traffic = ("theta omega", "theta omega v h")
     shared = ("encoder", "projector")
+    loss_names = ("task", "distance")
+    model_names = ("trained",)
 
     @classmethod
     def message_spec(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
@@ -91,7 +93,7 @@ class FedPACClient(Client):
         """Return the head that the server mixed, or the client's own if it mixed none."""
         valid = stack.received["head/valid"] > 0
         head = {n: v for n, v in select_prefix(stack.received, "head").items() if n != "valid"}
-        return {n: torch.where(per_client(valid, v), v, stack.params[n]) for n, v in head.items()}
+        return {n: torch.where(expand_like(valid, v), v, stack.params[n]) for n, v in head.items()}
 
     def _statistics(self, stack: ClientStack) -> tuple[Tensor, Tensors]:
         """Return the own class means under the received body (B, C, D), and h and v."""

@@ -20,7 +20,7 @@ class FedPPOClient(Client):
     training parts. This needs no data on the server and keeps the test set unseen.
     """
 
-    family = "the server's rule"
+    family = "aggregation on the server"
     paper = Paper(
         authors="Zhang and others",
         title="FedPPO",

@@ -35,6 +35,7 @@ class FedProcClient(Client):
         url="https://arxiv.org/abs/2109.12273",
     )
     traffic = ("theta omega", "theta omega")
+    loss_names = ("task", "contrast")
 
     @classmethod
     def message_spec(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:

@@ -40,6 +40,7 @@ class FedProtoClient(Client):
     )
     traffic = ("omega", "omega")
     shared = ()
+    loss_names = ("task", "distance")
 
     @classmethod
     def message_spec(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:

@@ -34,6 +34,7 @@ class FedProxClient(Client):
         where="MLSys 2020",
         url="https://arxiv.org/abs/1812.06127",
     )
+    loss_names = ("task",)
 
     @classmethod
     def upload_training(cls, config: Any) -> LocalTraining:

@@ -32,6 +32,7 @@ class FedRepClient(FedPerClient):
         where="ICML 2021",
         url="https://arxiv.org/abs/2102.07078",
     )
+    model_names = ("refit",)
 
     def local_update(self, stack: ClientStack) -> Tensors:
         """Run the head phase, then the body phase."""

@@ -38,6 +38,7 @@ class MoonClient(Client):
         where="CVPR 2021",
         url="https://arxiv.org/abs/2103.16257",
     )
+    loss_names = ("task", "contrast")
 
     def init_client_state(self, received: Tensors) -> Tensors:
         """Return the received model as the previous local model."""

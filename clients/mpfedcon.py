@@ -51,6 +51,7 @@ class MpFedconClient(FedRepClient):
         url="https://doi.org/10.1051/wujns/2022276508",
     )
     traffic = ("phi omega", "phi omega")
+    loss_names = ("task", "contrast")
 
     @classmethod
     def message_spec(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:

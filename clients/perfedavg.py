@@ -45,6 +45,7 @@ class PerFedAvgClient(Client):
         url="https://arxiv.org/abs/2002.07948",
     )
     own_model = True
+    loss_names = ("task",)
 
     @classmethod
     def upload_training(cls, config: Any) -> LocalTraining:

@@ -48,7 +48,8 @@ class PFedMeClient(Client):
         url="https://arxiv.org/abs/2006.08848",
     )
     own_model = True
-    plain_sgd = "its inner steps solve for theta at a rate of their own"
+    plain_sgd_reason = "its inner steps solve for theta at a rate of their own"
+    loss_names = ("task",)
 
     def init_client_state(self, received: Tensors) -> Tensors:
         """Return theta = W."""

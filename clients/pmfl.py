@@ -72,63 +72,65 @@ class PMFLClient(Client):
         url="https://arxiv.org/abs/2602.11945",
     )
     upload = "delta"
+    loss_names = ("task", "contrast")
 
     def init_client_state(self, received: Tensors) -> Tensors:
-        """Return an empty ring of N models, the number of pushed iterates, a previous local model, and the rounds."""
+        """Return an empty ring of N models, the number of pushed iterates, a previous local model, and the participations."""
         if not self.config.contrast_weight:
             return {}
         model, zero = select_prefix(received, "model"), torch.zeros((), dtype=torch.int64, device=self.workspace.device)
         previous = add_prefix("previous", model) if self.keeps_previous else {}
-        return fresh_ring(model, self.config.buffer_size) | previous | {"pushed": zero, "rounds": zero}
+        return init_ring(model, self.config.buffer_size) | previous | {"num_pushed": zero, "participations": zero}
 
     @property
-    def _looks_at_previous(self) -> bool:
+    def _threshold_uses_previous(self) -> bool:
         return self.config.threshold in ("previous", "client")
 
     @property
     def keeps_previous(self) -> bool:
         """Whether the client state includes the last local model."""
-        return self._looks_at_previous or self.config.buffer_start == "previous"
+        return self._threshold_uses_previous or self.config.buffer_start == "previous"
 
     def local_update(self, stack: ClientStack) -> Tensors:
         """Run Algorithm 1: E steps with the received, the previous and the buffered models. Upload Delta = w_end - W."""
         if not self.config.contrast_weight:
             return super().local_update(stack)
         if self.config.buffer_scope == "within":
-            stack.state["pushed"].zero_()
+            stack.state["num_pushed"].zero_()
         if self.config.buffer_size:
             previous = {"previous": select_prefix(stack.state, "previous")} if self.keeps_previous else {}
-            frozen = {"received": stack.global_model} | previous
-            losses = self.train(stack, reference_models=frozen, before_step=partial(self._build_pairs, History(self)))
+            prepare = partial(self._prepare_contrast, IterateBuffer(self))
+            losses = self.train(stack, reference_models={"received": stack.global_model} | previous, before_step=prepare)
         else:
             losses = self.train(stack)
-        stack.state["pushed"] += torch.tensor(losses.steps, device=self.workspace.device)
-        stack.state["rounds"] += 1
+        stack.state["num_pushed"] += torch.tensor(losses.steps, device=self.workspace.device)
+        stack.state["participations"] += 1
         if self.keeps_previous:
             stack.state |= add_prefix("previous", stack.params)
         return self.make_upload(stack)
 
-    def _build_pairs(self, history: "History", now: Step) -> Tensors:
-        """Push the step's first iterate, and return what its batch is compared with.
+    def _prepare_contrast(self, buffer: "IterateBuffer", step: Step) -> Tensors:
+        """Return what the step's batch is compared with, and push the iterate that the step starts from.
 
         Returns:
-            directions: Of the frozen representations (B, b, 1 + n, D). Z is first, then the history, newest first.
+            directions: Of the representations (B, b, 1 + n, D) under other models. Z is first, then z_j, newest first.
             missing: Which of them do not exist (B, 1 + n).
             mu: The thresholds (B, b).
         """
-        anchor = now.reference_outputs["received"]
-        iterates, missing = history.of(now)
-        history.push(now)
+        received_z = step.reference_outputs["received"]  # Z
+        buffered_z, missing = buffer.get_representations(step)
+        buffer.push(step)  # Algorithm 1 pushes after the step. The contrast of this step does not see it here either.
         # The last are the previous model's, if mu needs it.
-        frozen = torch.stack([anchor, *iterates, now.reference_outputs.get("previous", anchor)], dim=2)
-        directions = F.normalize(frozen, dim=-1, eps=EPSILON)
-        mu = torch.full_like(now.batch.mask, self.config.threshold_value if self.config.threshold == "constant" else 1.0)
-        if self._looks_at_previous:
-            since = (directions[:, :, -1] * directions[:, :, 0]).sum(-1)
+        reference_z = torch.stack([received_z, *buffered_z, step.reference_outputs.get("previous", received_z)], dim=2)
+        directions = F.normalize(reference_z, dim=-1, eps=EPSILON)
+        mu = torch.full_like(step.batch.mask, self.config.threshold_value if self.config.threshold == "constant" else 1.0)
+        if self._threshold_uses_previous:
+            previous_similarity = (directions[:, :, -1] * directions[:, :, 0]).sum(-1)
             if self.config.threshold == "client":
-                mean = (since * now.batch.mask).sum(1, keepdim=True) / now.batch.mask.sum(1, keepdim=True)
-                since = mean.expand_as(since)
-            mu = torch.where(now.stack.state["rounds"].unsqueeze(1) > 0, since, mu)
+                mask = step.batch.mask
+                mean = (previous_similarity * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True)
+                previous_similarity = mean.expand_as(previous_similarity)
+            mu = torch.where(step.stack.state["participations"].unsqueeze(1) > 0, previous_similarity, mu)
         return {"directions": directions[:, :, :-1], "missing": missing, "mu": mu}
 
     def loss(self, params: Tensors, batch: Batch, loss_inputs: Tensors) -> dict[str, Tensor]:
@@ -139,76 +141,77 @@ class PMFLClient(Client):
             return {"loss": task}
         similarity = cosines(features.z, loss_inputs["directions"])  # (b, 1 + n)
         mu = similarity[:, 0] if self.config.threshold == "current" else loss_inputs["mu"]
-        far = similarity < mu.unsqueeze(1) - TIE_TOLERANCE
-        far = far & (torch.arange(far.shape[1], device=far.device) > 0)  # Z is always a positive
-        l_con = masked_mean(contrast(similarity / self.config.temperature, far, loss_inputs["missing"]), batch.mask)
+        is_negative = similarity < mu.unsqueeze(1) - TIE_TOLERANCE
+        is_negative[:, 0] = False
+        l_con = masked_mean(contrast(similarity / self.config.temperature, is_negative, loss_inputs["missing"]), batch.mask)
         return {"loss": task + self.config.contrast_weight * l_con, "task": task, "contrast": l_con}
 
 
-class History:
+class IterateBuffer:
     """The clients' last N iterates, and their representations of the batches to compare.
 
-    A ring of N models is ``buffer/NAME`` (B, N, ...) in the client state. Iterate i is in slot i modulo N. Each iterate
+    A ring of N models is ``iterates/NAME`` (B, N, ...) in the client state. Iterate i is in slot i modulo N. Each iterate
     represents all of its batches at once, as soon as it exists, so that its weights are read once.
     """
 
     def __init__(self, client: PMFLClient) -> None:
         self.represent, self.size, self.start = client.represent, client.config.buffer_size, client.config.buffer_start
-        self.known: dict[int, list[Tensor]] = {}  # by step: representations (B, b, D) of its batch, newest iterate first
+        self.cached_z: dict[int, list[Tensor]] = {}  # by step: representations (B, b, D) of its batch, newest iterate first
 
-    def of(self, now: Step) -> tuple[list[Tensor], Tensor]:
-        """Return the representations of a step's batch under the history.
+    def get_representations(self, step: Step) -> tuple[list[Tensor], Tensor]:
+        """Return the representations of a step's batch under the buffered iterates.
 
         Returns:
             Representations (B, b, D), newest first, and a mask (B, 1 + n) of those that do not exist.
         """
-        if now.number == 0:
-            self.pushed: list[int] = now.stack.state["pushed"].tolist()  # this waits for an accelerator, once a round
-            self._look_back(now)
-        count = len(now.stack)
-        known = [z[:count] for z in self.known.pop(now.number, [])]
-        if 1 <= now.number <= self.size:
-            known.insert(now.number - 1, now.reference_outputs[self.start])  # what the round's first step pushed
-        known = known[: max(self.pushed[:count]) + now.number]
-        ages = torch.arange(1 + len(known), device=now.batch.mask.device)
-        return known, ages > (now.stack.state["pushed"] + now.number).unsqueeze(1)
+        if step.number == 0:
+            self.num_pushed: list[int] = step.stack.state["num_pushed"].tolist()  # this waits for an accelerator, once a round
+            self._represent_earlier_iterates(step)
+        count = len(step.stack)
+        buffered_z = [z[:count] for z in self.cached_z.pop(step.number, [])]
+        if 1 <= step.number <= self.size:
+            buffered_z.insert(step.number - 1, step.reference_outputs[self.start])  # what the round's first step pushed
+        buffered_z = buffered_z[: max(self.num_pushed[:count]) + step.number]
+        ages = torch.arange(1 + len(buffered_z), device=step.batch.mask.device)
+        return buffered_z, ages > (step.stack.state["num_pushed"] + step.number).unsqueeze(1)
 
-    def push(self, now: Step) -> None:
+    def push(self, step: Step) -> None:
         """Add the iterate that a step starts from. A round's first step adds the model of ``buffer_start``."""
-        slot = self._slot(now, now.number)
-        previous = now.number == 0 and self.start == "previous"
-        pushed = select_prefix(now.stack.state, "previous") if previous else now.stack.params
-        for name, ring in select_prefix(now.stack.state, "buffer").items():
-            ring[slot] = pushed[name]
-        if now.number:  # the first is a frozen model
-            self._ask(now, now.stack.params, range(now.number + 1, now.number + 1 + self.size), newest=True)
+        slot = self._slot(step, step.number)
+        previous = step.number == 0 and self.start == "previous"
+        pushed_model = select_prefix(step.stack.state, "previous") if previous else step.stack.params
+        for name, ring in select_prefix(step.stack.state, "iterates").items():
+            ring[slot] = pushed_model[name]
+        if step.number:  # the first is among the reference models
+            self._represent(step, step.stack.params, range(step.number + 1, step.number + 1 + self.size), newest=True)
 
-    def _look_back(self, now: Step) -> None:
+    def _represent_earlier_iterates(self, step: Step) -> None:
         """Compute each earlier iterate's representations for the steps until it is replaced."""
-        ring = select_prefix(now.stack.state, "buffer")
-        for age in range(1, min(max(self.pushed), self.size) + 1):
-            slot = self._slot(now, -age)
-            self._ask(now, {n: v[slot] for n, v in ring.items()}, range(self.size - age + 1), newest=False)
+        ring = select_prefix(step.stack.state, "iterates")
+        for age in range(1, min(max(self.num_pushed), self.size) + 1):
+            slot = self._slot(step, -age)
+            self._represent(step, {n: v[slot] for n, v in ring.items()}, range(self.size - age + 1), newest=False)
 
-    def _slot(self, now: Step, shift: int) -> Any:
+    def _slot(self, step: Step, shift: int) -> Any:
         """Return the index in a ring (B, N, ...) of each client's iterate ``shift`` after the round's first."""
-        count = len(now.stack)
-        slots = {(pushed + shift) % self.size for pushed in self.pushed[:count]}
+        count = len(step.stack)
+        slots = {(number + shift) % self.size for number in self.num_pushed[:count]}
         if len(slots) == 1:
             return slice(None, count), slots.pop()
-        pushed = now.stack.state["pushed"]
-        return torch.arange(count, device=pushed.device), (pushed + shift) % self.size
+        num_pushed = step.stack.state["num_pushed"]
+        return torch.arange(count, device=num_pushed.device), (num_pushed + shift) % self.size
 
-    def _ask(self, now: Step, model: Tensors, steps: range, newest: bool) -> None:
-        steps = range(steps.start, min(steps.stop, len(now.batches.widths)))
-        if not steps:
+    def _represent(self, step: Step, model: Tensors, numbers: range, newest: bool) -> None:
+        """Cache a model's representations of the batches of some steps."""
+        numbers = range(numbers.start, min(numbers.stop, len(step.batches.widths)))
+        if not numbers:
             return
-        z = each_image(self.represent, model, now.batches.images(steps, len(now.stack)))
-        for step, part in zip(steps, z.split([now.batches.widths[step] for step in steps], dim=1), strict=True):
-            known = self.known.setdefault(step, [])
-            known.insert(0 if newest else len(known), part)
+        z = each_image(self.represent, model, step.batches.images(numbers, len(step.stack)))
+        for number, part in zip(numbers, z.split([step.batches.widths[i] for i in numbers], dim=1), strict=True):
+            cached = self.cached_z.setdefault(number, [])
+            cached.insert(0 if newest else len(cached), part)
 
 
-def fresh_ring(model: Tensors, size: int) -> Tensors:
+def init_ring(model: Tensors, size: int) -> Tensors:
     """Return an empty ring as one expanded zero. The stack makes a copy."""
-    return {f"buffer/{n}": v.new_zeros(()).expand(size, *v.shape) for n, v in model.items()} if size else {}
+    return {f"iterates/{n}": v.new_zeros(()).expand(size, *v.shape) for n, v in model.items()} if size else {}

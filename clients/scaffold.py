@@ -8,7 +8,7 @@ from torch import Tensor
 from contrafed.core.paper import Paper
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import add_prefix, select_prefix
-from contrafed.training.base import Batch, Client, ClientStack, Config, Shapes, Tensors, per_client
+from contrafed.training.base import Batch, Client, ClientStack, Config, Shapes, Tensors, expand_like
 
 __all__ = ["Config", "ScaffoldClient"]
 
@@ -16,13 +16,13 @@ __all__ = ["Config", "ScaffoldClient"]
 class ScaffoldClient(Client):
     """Train with the correction c - c_k, then update the control variate c_k.
 
-    Step: w -= eta (grad f(w) - c_k + c). Then: c_k := c_k - c + (W - w_end) / (sum of the steps' eta). c_k starts at 0. A
+    Step: w -= eta (grad f(w) - c_k + c). Then: c_k+ = c_k - c + (W - w_end) / (sum of the steps' eta). c_k starts at 0. A
     client without steps keeps its c_k.
 
     Source: Karimireddy et al. 2020, Algorithm 1, option II.
 
-    Deviation: the paper divides by K eta. With a rate that decays within the round, this is the sum of the rates.
-    ``local.clip_norm`` clips the corrected gradient.
+    Deviation: the paper divides by K eta, with K local steps. With a rate that decays within the round, this is the sum of the
+    rates. ``local.clip_norm`` clips the corrected gradient.
     """
 
     family = "one more term"
@@ -34,38 +34,42 @@ class ScaffoldClient(Client):
     )
     traffic = ("theta theta", "theta theta")
     upload = "delta"
-    plain_sgd = "what it divides by the learning rates is the mean gradient of plain SGD alone"
+    plain_sgd_reason = "momentum and Adam make (W - w_end) / rates differ from the mean gradient"
+    loss_names = ("task",)
 
     @classmethod
     def message_spec(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
         """Return W and c down, and the changes of the model and of c_k up."""
         broadcast_spec, upload_spec = super().message_spec(model, config)
-        weights = {f"model/{name}" for name in model.tensors().keys() - model.buffer_names}  # c corrects gradients
-        control = {name.replace("model/", "control/", 1): shape for name, shape in broadcast_spec.items() if name in weights}
-        return broadcast_spec | control, upload_spec | control
+        parameter_names = {f"model/{name}" for name in model.tensors().keys() - model.buffer_names}  # c corrects gradients
+        shapes = {n.removeprefix("model/"): shape for n, shape in broadcast_spec.items() if n in parameter_names}
+        control, control_delta = (
+            {f"{kind}/{n}": shape for n, shape in shapes.items()} for kind in ("control", "control_delta")
+        )
+        return broadcast_spec | control, upload_spec | control_delta
 
     def init_client_state(self, received: Tensors) -> Tensors:
         """Return c_k = 0."""
         return {
-            f"control/{name}": torch.zeros_like(value)
+            f"client_control/{name}": torch.zeros_like(value)
             for name, value in self.parameters_of(select_prefix(received, "model")).items()
         }
 
     def local_update(self, stack: ClientStack) -> Tensors:
         """Train with the correction c - c_k, update c_k, and upload both changes."""
-        own, c = stack.get_state("control"), select_prefix(stack.received, "control")
-        self.train(stack, loss_inputs={name: c[name] - value for name, value in own.items()})
-        sent = self.make_upload(stack)
+        c_k, c = stack.get_state("client_control"), select_prefix(stack.received, "control")
+        self.train(stack, loss_inputs={name: c[name] - c_k[name] for name in c_k})
+        upload = self.make_upload(stack)
         rates = [self.config.local.total_rate(stack.server_round, size) for size in stack.sizes]
         for name, value in c.items():
-            total = per_client(value.new_tensor(rates), value)
-            change = -value - sent[f"delta/{name}"] / total
-            sent[f"control/{name}"] = torch.where(total > 0, change, 0.0)
-        stack.state |= add_prefix("control", {name: own[name] + sent[f"control/{name}"] for name in own})
-        return sent
+            total = expand_like(value.new_tensor(rates), value)
+            control_delta = -value - upload[f"delta/{name}"] / total  # c_k+ - c_k = -c + (W - w_end) / (sum of rates)
+            upload[f"control_delta/{name}"] = torch.where(total > 0, control_delta, 0.0)
+        stack.state |= add_prefix("client_control", {name: c_k[name] + upload[f"control_delta/{name}"] for name in c_k})
+        return upload
 
     def loss(self, params: Tensors, batch: Batch, loss_inputs: Tensors) -> dict[str, Tensor]:
         """Return the cross-entropy plus <c - c_k, w>, whose gradient is the correction."""
         task = self.task_loss(self.forward(params, batch), batch)
-        drift = torch.stack([(params[name] * value).sum() for name, value in loss_inputs.items()]).sum()
-        return {"loss": task + drift, "task": task}
+        correction = torch.stack([(params[name] * value).sum() for name, value in loss_inputs.items()]).sum()
+        return {"loss": task + correction, "task": task}

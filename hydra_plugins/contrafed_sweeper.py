@@ -174,7 +174,7 @@ class ContrafedSweeper(Sweeper):
 
     def _override_job(self, each: Left, folder: Path) -> list[str]:
         """Return a job's command line, with its folder and its number of rounds between checkpoints."""
-        from contrafed.config.grid import format_value
+        from contrafed.config.sweep_grid import format_value
 
         lines = [f"hydra.sweep.dir={format_value(str(folder.parent))}", f"hydra.sweep.subdir={format_value(folder.name)}"]
         if folder == self._find_past(each) and _is_resumable(each.run):
@@ -326,8 +326,8 @@ class ContrafedSweeper(Sweeper):
 
 
 def _is_resumable(run: "Run") -> bool:
-    # Flower gives no access to client state, and secret noise must not be drawn twice.
-    return run.engine.name != "flower" and getattr(run.privacy.config, "noise", None) != "secret"
+    # Flower gives no access to client state, and noise of the operating system must not be drawn twice.
+    return run.engine.name != "flower" and getattr(run.privacy.config, "seeded_noise", True)
 
 
 def _kind_of(run: "Run") -> tuple[str, str]:

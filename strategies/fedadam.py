@@ -31,7 +31,7 @@ class FedAdam(FedAvg):
     both. Its first step is about 0.74 of this one.
     """
 
-    family = "the server's rule"
+    family = "aggregation on the server"
     paper = Paper(
         authors="Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar and McMahan",
         title="Adaptive Federated Optimization",

@@ -26,7 +26,7 @@ class FedAGM(FedAvg):
     Source: Kim et al. 2022 (FedACG).
     """
 
-    family = "the server's rule"
+    family = "aggregation on the server"
     paper = Paper(
         authors="Kim, Kim and Han",
         title="Communication-Efficient Federated Learning with Accelerated Client Gradient",

@@ -9,7 +9,7 @@ import numpy as np
 
 from contrafed.core.schema import Range
 from contrafed.core.tensors import add_prefix
-from contrafed.core.weighted_sum import combine, squared_distance
+from contrafed.core.weighted_sum import squared_distance, weighted_sum
 from contrafed.server.base import FederatedStrategy, Replies, Tensors
 
 
@@ -55,7 +55,7 @@ class FedAMP(FederatedStrategy):
         own, others = known.get(client, model), [known[other] for other in sorted(known) if other != client]
         weights = self.weights(own, others)
         self.own_weights[client] = 1 - sum(weights)
-        mixed = combine([own, *others], [self.own_weights[client], *weights])
+        mixed = weighted_sum([own, *others], [self.own_weights[client], *weights])
         return add_prefix("model", {name: value.to(own[name].dtype) for name, value in mixed.items()})
 
     def weights(self, own: Tensors, others: Sequence[Tensors]) -> list[float]:
@@ -83,5 +83,5 @@ def spread(models: Sequence[Tensors]) -> float:
     """Return the mean squared distance between two different models, and 0 for fewer than two models."""
     if len(models) < 2:
         return 0.0
-    mean = combine(models, [1 / len(models)] * len(models))
+    mean = weighted_sum(models, [1 / len(models)] * len(models))
     return 2 / (len(models) - 1) * sum(squared_distance(model, mean) for model in models)

@@ -31,7 +31,7 @@ class FedAU(FedAvg):
     With ``weights=samples`` omega_k is multiplied by n_k over the mean of all n. The objective is then FedAvg's weighted one.
     """
 
-    family = "the server's rule"
+    family = "aggregation on the server"
     paper = Paper(
         authors="Wang and Ji",
         title="A Lightweight Method for Tackling Unknown Participation Statistics in Federated Averaging",
@@ -50,7 +50,7 @@ class FedAU(FedAvg):
         self.round.client_metrics["weight"] = (replies.clients, weights)
         if not len(replies):
             return model
-        step = replies.weighted_sum("delta", weights * self.config.server_lr / self.population.num_holders)
+        step = replies.weighted_sum("delta", weights * self.config.server_lr / self.population.num_clients_with_data)
         return {name: model[name] + change for name, change in step.items()}
 
     def client_weights(self) -> np.ndarray:

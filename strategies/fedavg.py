@@ -62,7 +62,7 @@ class FedAvg(FederatedStrategy):
         if self.config.weights not in self.fixed_weights:
             mean = self.mean(model, replies)
             return mean if rate == 1 else {name: w + rate * (mean[name] - w) for name, w in model.items() if name in mean}
-        weights = np.full(len(replies), rate / self.population.num_holders)
+        weights = np.full(len(replies), rate / self.population.num_clients_with_data)
         if self.config.weights == "known_probability":
             probabilities = self.participation.probability()
             assert probabilities is not None  # by check
@@ -72,7 +72,7 @@ class FedAvg(FederatedStrategy):
 
     def fixed_weight(self) -> float:
         """Return each reply's weight under one of ``fixed_weights``, for clients with equal probabilities."""
-        weight = float(self.config.server_lr / self.population.num_holders)
+        weight = float(self.config.server_lr / self.population.num_clients_with_data)
         if self.config.weights == "all_clients":
             return weight
         probabilities = self.participation.probability()
@@ -94,4 +94,4 @@ class FedAvg(FederatedStrategy):
         """Return the same for clients with so many training ``examples`` (m,)."""
         if self.config.weights == "uniform":
             return np.ones(len(examples))
-        return examples * self.population.num_holders / self.population.sizes.sum()  # type: ignore[no-any-return]
+        return examples * self.population.num_clients_with_data / self.population.sizes.sum()  # type: ignore[no-any-return]

@@ -25,7 +25,7 @@ class FedAvgM(FedAvg):
     Source: Hsu et al. 2019.
     """
 
-    family = "the server's rule"
+    family = "aggregation on the server"
     paper = Paper(
         authors="Hsu, Qi and Brown",
         title="Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification",

@@ -8,7 +8,7 @@ import numpy as np
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.tensors import add_prefix
-from contrafed.core.weighted_sum import combine
+from contrafed.core.weighted_sum import weighted_sum
 from contrafed.server.base import Replies, Tensors
 from contrafed.strategies.fedavg import FedAvg, Weights
 
@@ -35,7 +35,7 @@ class FedAWE(FedAvg):
     Deviation: the server stores the up to K models that clients continue from, and sends them. In the paper clients store them.
     """
 
-    family = "the server's rule"
+    family = "aggregation on the server"
     paper = Paper(
         authors="Xiang, Ioannidis, Yeh, Joe-Wong and Su",
         title="Efficient Federated Learning against Heterogeneous and Non-stationary Client Unavailability",
@@ -68,7 +68,7 @@ class FedAWE(FedAvg):
         weights = shares / shares.sum()
         begun = [reply.start_model(shared) for reply in replies]  # x_k
         steps, lengths = replies.weighted_terms("delta", weights * self.config.server_lr * away)
-        mean = combine(begun + steps, weights.tolist() + lengths)
+        mean = weighted_sum(begun + steps, weights.tolist() + lengths)
         models[now] = {name: value.to(model[name].dtype) for name, value in mean.items()}
         active[replies.clients] = now
         needed = set(active[self.population.sizes > 0].tolist())

@@ -36,6 +36,6 @@ class FedDyn(FederatedStrategy):
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Update h, and return the mean minus h / alpha."""
         each, alpha, gradient = np.ones(len(replies)), self.config.proximal_weight, self.state.setdefault("gradient", {})
-        for name, change in replies.weighted_sum("delta", each / self.population.num_holders).items():
+        for name, change in replies.weighted_sum("delta", each / self.population.num_clients_with_data).items():
             gradient[name] = gradient.get(name, 0) - alpha * change  # h
         return {name: mean - gradient[name] / alpha for name, mean in replies.mean("model", each).items()}

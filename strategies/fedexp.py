@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
-from contrafed.core.weighted_sum import combine
+from contrafed.core.weighted_sum import weighted_sum
 from contrafed.server.base import Replies, Tensors
 from contrafed.strategies.fedavg import FedAvg, Weights
 
@@ -30,7 +30,7 @@ class FedExP(FedAvg):
     the learning rate.
     """
 
-    family = "the server's rule"
+    family = "aggregation on the server"
     paper = Paper(
         authors="Jhunjhunwala, Wang and Joshi",
         title="FedExP: Speeding Up Federated Averaging via Extrapolation",
@@ -47,7 +47,7 @@ class FedExP(FedAvg):
         """Step along the mean update, with a larger rate for larger differences, and keep the previous model."""
         shares, deltas = self.sample_weights(replies), replies.deltas()
         weights = (shares / shares.sum()).tolist()
-        mean = combine(deltas, weights)
+        mean = weighted_sum(deltas, weights)
         spread = sum(weight * square(delta) for weight, delta in zip(weights, deltas, strict=True))
         length = 2 * (square(mean) + self.config.epsilon)
         rate = max(1.0, spread / length) if length else 1.0

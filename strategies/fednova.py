@@ -27,7 +27,7 @@ class FedNova(FedAvg):
     Source: Wang et al. 2020, Section 4, without its server momentum.
     """
 
-    family = "the server's rule"
+    family = "aggregation on the server"
     paper = Paper(
         authors="Wang, Liu, Liang, Joshi and Poor",
         title="Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",

@@ -8,7 +8,7 @@ import torch
 
 from contrafed.core.schema import Range
 from contrafed.core.tensors import add_prefix
-from contrafed.core.weighted_sum import combine
+from contrafed.core.weighted_sum import weighted_sum
 from contrafed.server.base import FederatedStrategy, Replies, Tensors
 from contrafed.server.prototypes import Prototypes
 from contrafed.strategies.simplex import simplex_minimum
@@ -61,7 +61,7 @@ class FedPAC(FederatedStrategy):
             if share is None:
                 self.state["heads"].pop(client, None)  # the client's own head
             else:
-                mixed = combine(heads, share.tolist())
+                mixed = weighted_sum(heads, share.tolist())
                 self.state["heads"][client] = {n: v.to(heads[0][n].dtype) for n, v in mixed.items()}
         self.round.metrics["own_head"] = float(sum(share is None for share in shares))
         return model | replies.mean("model", replies.num_examples)

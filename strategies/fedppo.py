@@ -71,7 +71,11 @@ class FedPPO(FedAvg):
     def count(self) -> int:
         """The number of clients that are selected in a round (m)."""
         share = self.config.choose
-        return max(1, math.ceil(round(share * self.population.num_holders, 9))) if isinstance(share, float) else int(share)
+        return (
+            max(1, math.ceil(round(share * self.population.num_clients_with_data, 9)))
+            if isinstance(share, float)
+            else int(share)
+        )
 
     def select(self, server_round: int) -> np.ndarray:
         """Select among the available clients or all with data, and return the available ones of them."""

@@ -7,9 +7,9 @@ import numpy as np
 
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
-from contrafed.core.weighted_sum import combine
+from contrafed.core.weighted_sum import weighted_sum
 from contrafed.server.base import Replies, Tensors
-from contrafed.server.client_table import Table
+from contrafed.server.latest_updates import LatestUpdates
 from contrafed.strategies.fedavg import FedAvg, Weights
 
 
@@ -29,7 +29,7 @@ class FedVARP(FedAvg):
     Source: Jhunjhunwala et al. 2022, Algorithm 1.
     """
 
-    family = "the server's rule"
+    family = "aggregation on the server"
     paper = Paper(
         authors="Jhunjhunwala, Sharma, Nagarkatti and Joshi",
         title="FedVARP: Tackling the Variance Due to Partial Client Participation in Federated Learning",
@@ -44,12 +44,12 @@ class FedVARP(FedAvg):
 
     def setup(self) -> None:
         """Start with an empty table of updates."""
-        self.table = Table(self.state, self.population.num_holders)
+        self.table = LatestUpdates(self.state, self.population.num_clients_with_data)
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Return the corrected step, and store the participants' updates."""
         before, changes = self.table.mean, list[Tensors]()
         for client, delta, share in zip(replies.clients.tolist(), replies.deltas(), self.sample_weights(replies), strict=True):
             changes.append(self.table.replace(client, {name: value * share for name, value in delta.items()}))
-        change = combine(changes, np.full(len(changes), 1 / len(changes)).tolist())
+        change = weighted_sum(changes, np.full(len(changes), 1 / len(changes)).tolist())
         return {n: model[n] + self.config.server_lr * (value + before.get(n, 0)) for n, value in change.items()}

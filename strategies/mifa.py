@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.server.base import Replies, Tensors
-from contrafed.server.client_table import Table
+from contrafed.server.latest_updates import LatestUpdates
 from contrafed.strategies.fedavg import FedAvg, Weights
 
 
@@ -28,7 +28,7 @@ class MIFA(FedAvg):
     Deviation: G starts at 0, while the paper waits until every client has participated once.
     """
 
-    family = "the server's rule"
+    family = "aggregation on the server"
     paper = Paper(
         authors="Gu, Huang, Zhang and Huang",
         title="Fast Federated Learning in the Presence of Arbitrary Device Unavailability",
@@ -44,7 +44,7 @@ class MIFA(FedAvg):
 
     def setup(self) -> None:
         """Start with an empty table of updates."""
-        self.table = Table(self.state, self.population.num_holders)
+        self.table = LatestUpdates(self.state, self.population.num_clients_with_data)
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Store the participants' updates, and step along the mean of all."""

@@ -19,9 +19,9 @@ class Config:
 
 
 class Scaffold(FederatedStrategy):
-    """Step W += eta_g mean Delta over the participants, and c += (1/K) sum of the changes of c_k.
+    """Step W += eta_g mean Delta over the participants, and c += (1/N) sum of the changes of c_k.
 
-    K is the number of all clients. If no reply is lost, c is the mean of all clients' c_k under any participation. A lost reply
+    N is the number of all clients. If no reply is lost, c is the mean of all clients' c_k under any participation. A lost reply
     leaves out the client's own change of c_k.
 
     Source: Karimireddy et al. 2020, Algorithm 1, with its plain mean.
@@ -36,8 +36,9 @@ class Scaffold(FederatedStrategy):
         return super().broadcast(model) | add_prefix("control", self.state["control"])
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """Step, and update c."""
-        each = np.ones(len(replies))
-        change, step = replies.weighted_sum("control", each / self.population.num_holders), replies.mean("delta", each)
+        """Update c, and step."""
+        equal_weights = np.ones(len(replies))
+        change = replies.weighted_sum("control_delta", equal_weights / self.population.num_clients_with_data)
+        mean_delta = replies.mean("delta", equal_weights)
         self.state["control"] = {n: (c + change[n]).to(model[n].dtype) for n, c in self.state["control"].items()}
-        return {name: value + self.config.server_lr * step[name] for name, value in model.items()}
+        return {name: value + self.config.server_lr * mean_delta[name] for name, value in model.items()}

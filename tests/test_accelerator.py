@@ -172,7 +172,7 @@ def test_devices_with_an_accelerator_answer_as_others_do(tmp_path, monkeypatch, 
     ],
 )
 @pytest.mark.parametrize(
-    ("place", "where"), [(local_round, "_open_stack"), (PMFLClient, "_build_pairs"), (PMFLClient, "make_upload")]
+    ("place", "where"), [(local_round, "_open_stack"), (PMFLClient, "_prepare_contrast"), (PMFLClient, "make_upload")]
 )
 def test_a_stack_that_does_not_fit_is_halved_and_stays_so(monkeypatch, place, where, error):
     """With memory for three clients, a stack of eight is halved twice, in the first round only, with equal results."""
@@ -180,7 +180,7 @@ def test_a_stack_that_does_not_fit_is_halved_and_stays_so(monkeypatch, place, wh
     tried, method = [], getattr(place, where)
 
     def small(client, *args):
-        if where != "_build_pairs" or args[-1].number == 2:
+        if where != "_prepare_contrast" or args[-1].number == 2:
             tried.append(len(client.clients))
             if len(client.clients) > 3:
                 raise error
@@ -194,7 +194,7 @@ def test_a_stack_that_does_not_fit_is_halved_and_stays_so(monkeypatch, place, wh
 
 
 def test_a_stack_that_raises_is_halved_until_the_faulty_client_fails_alone(monkeypatch):
-    tried, compared = [], PMFLClient._build_pairs
+    tried, compared = [], PMFLClient._prepare_contrast
 
     def broken(self, history, now):
         if now.number == 0:
@@ -203,7 +203,7 @@ def test_a_stack_that_raises_is_halved_until_the_faulty_client_fails_alone(monke
             raise RuntimeError("broken sensor")
         return compared(self, history, now)
 
-    monkeypatch.setattr(PMFLClient, "_build_pairs", broken)
+    monkeypatch.setattr(PMFLClient, "_prepare_contrast", broken)
     _, strategy = digits_run("pmfl", 1, clients=8, stack_size=8, may_fail=True)
     (said,) = strategy.round.failures
     assert re.fullmatch(r"client 2, round 1, step 0: RuntimeError: broken sensor \(.*test_accelerator\.py, line \d+\)", said)
@@ -267,14 +267,14 @@ def test_an_evaluation_takes_fewer_large_images_at_a_time():
 
 
 def test_a_client_that_does_not_fit_alone_fails_and_says_so(monkeypatch):
-    compared = PMFLClient._build_pairs
+    compared = PMFLClient._prepare_contrast
 
     def small(self, history, now):
         if 2 in self.clients and now.number == 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return compared(self, history, now)
 
-    monkeypatch.setattr(PMFLClient, "_build_pairs", small)
+    monkeypatch.setattr(PMFLClient, "_prepare_contrast", small)
     _, strategy = digits_run("pmfl", 2, clients=4, stack_size=4, may_fail=True)
     assert strategy.round.failures == ["client 2, round 2, step 1: OutOfMemoryError: CUDA out of memory"]
     assert strategy.round.rejected == {"failed": 1}
@@ -324,7 +324,7 @@ def test_a_gpu_that_is_lost_is_no_clients_fault(monkeypatch):
     def broken(*_):
         raise LOST_GPU_ERROR
 
-    monkeypatch.setattr(PMFLClient, "_build_pairs", broken)
+    monkeypatch.setattr(PMFLClient, "_prepare_contrast", broken)
     with pytest.raises(LocalError, match="client 0, round 1, step 0: RuntimeError: CUDA error: device-side assert"):
         digits_run("pmfl", 1, clients=1)
 
@@ -336,7 +336,7 @@ def test_a_gpu_that_is_lost_ends_the_run_in_one_line(tmp_path, monkeypatch, save
     def broken(*_):
         raise LOST_GPU_ERROR
 
-    monkeypatch.setattr(PMFLClient, "_build_pairs", broken)
+    monkeypatch.setattr(PMFLClient, "_prepare_contrast", broken)
     if not saved:
         monkeypatch.setattr(RunRecorder, "save_model", broken)
     with pytest.raises(RunStopped, match=r"^the GPU is lost .*device-side assert.*resume=latest") as stopped:

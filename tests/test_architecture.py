@@ -116,3 +116,25 @@ def test_the_path_of_a_key_to_the_loss_is_as_written_and_short():
     assert 5 <= len(steps) <= 8
     for file, function in steps:
         assert function in functions_of(ROOT / file), (file, function)
+
+
+def documented_arguments(function):
+    """Return the items below ``Args:`` in a function's docstring. A line that is no item counts as one."""
+    section = re.search(r"(?ms)^Args:\n(.*?)(?=^\S|\Z)", ast.get_docstring(function) or "")
+    return [item.partition(":")[0].lstrip("*") for item in re.findall(r"(?m)^ {4}(\S.*)", section[1])] if section else []
+
+
+def test_documented_arguments_exist():
+    unknown, count = [], 0
+    for path in ALL_FILES:
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(function, ast.FunctionDef):
+                found = function.args
+                arguments = {
+                    each.arg for each in (*found.posonlyargs, *found.args, *found.kwonlyargs, found.vararg, found.kwarg) if each
+                }
+                items = documented_arguments(function)
+                count += len(items)
+                unknown += [f"{path.name}: {function.name}: {item}" for item in items if item not in arguments]
+    assert unknown == []
+    assert count > 100

@@ -152,7 +152,7 @@ def test_memory_stays_with_a_client_whose_reply_is_lost(tmp_path):
         grid, lost = LocalGrid(6, 1), []
         how = {"grid": grid, "after_round": lambda done, lost=lost: lost.append(done.lost)}
         run_strategy(workspace_of(config), config, schedule, 3, **how)
-        counted.append((int(grid.client_states.get(FIRST_NODE_ID + 1)["rounds"]), lost))
+        counted.append((int(grid.client_states.get(FIRST_NODE_ID + 1)["participations"]), lost))
     assert counted == [(3, [0, 0, 0, 0]), (3, [0, 0, 1, 0]), (2, [0, 0, 0, 0])]
 
 

@@ -206,9 +206,9 @@ def test_prototypes_are_attacked_where_a_method_sends_them(tmp_path):
 def test_a_method_that_sends_changes_is_attacked_alike(tmp_path, name):
     """SCAFFOLD uploads updates. Without control variates its first model is FedAvg's, with and without an attack."""
     both = (f"attack={name}", "attack.clients=[1,2]", "num_rounds=1", "strategy.local.lr=0.02")
-    recipe = ("strategy.local.iterations=5", "strategy.local.epochs=null", "strategy.local.batch_size=16")
-    sent, _, summary = run_attack(tmp_path / "a", "strategy=scaffold", *both, *recipe)
-    plain, *_ = run_attack(tmp_path / "b", "strategy=fedavg", "strategy.weights=uniform", *both, *recipe)
+    training = ("strategy.local.iterations=5", "strategy.local.epochs=null", "strategy.local.batch_size=16")
+    sent, _, summary = run_attack(tmp_path / "a", "strategy=scaffold", *both, *training)
+    plain, *_ = run_attack(tmp_path / "b", "strategy=fedavg", "strategy.weights=uniform", *both, *training)
     for key, value in plain.items():
         torch.testing.assert_close(sent[key], value, rtol=1e-5, atol=1e-6)
     assert (summary["attack"], summary["attackers"]) == (name, [1, 2])

@@ -77,6 +77,7 @@ class Federation:
     def __init__(self, folder):
         self.folder, self.processes = folder, {}
         self.link, *self.ports = free_ports(5)
+        self.fleet = self.link  # the port that devices connect to
         self.keys = folder / "keys"
         assert certificates.main([str(self.keys), "--host", "127.0.0.1", "--clients", "4"]) == 0
 
@@ -115,7 +116,7 @@ class Federation:
         retries = () if patient else ("--max-retries", "3")
         authentication = ("--auth-supernode-private-key", str(self.keys / key.format(k=k))) if key else ()
         self.start(
-            name or f"client{k}", command("flower-supernode"), "--superlink", f"127.0.0.1:{self.link}",
+            name or f"client{k}", command("flower-supernode"), "--superlink", f"127.0.0.1:{self.fleet}",
             "--root-certificates", str(self.keys / root), *authentication, *retries,
             "--host", "127.0.0.1", "--port", str(self.ports[k]),
             "--node-config", f"partition-id={k} state-dir=\"{self.folder}/state{k}\"",

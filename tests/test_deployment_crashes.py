@@ -122,6 +122,31 @@ def test_a_run_whose_server_is_killed_goes_on_to_the_bytes_of_local(tmp_path, fe
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("seconds", "status"), [(30, "finished"), (100, "interrupted")])
+def test_a_superlink_that_is_silent(tmp_path, federation, seconds, status):
+    """After a minute without a heartbeat Flower's SuperLink drops the run, which then ends in one line and resumes."""
+    out = tmp_path / "run"
+    overrides = f"{' '.join(SMALL_RUN)} num_rounds=6 checkpoint_every=1 resume=latest output_dir={out}"
+    with federation.running(overrides):
+        reaches(federation, out, 2)
+        os.kill(federation.processes["server"].pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        os.kill(federation.processes["server"].pid, signal.SIGCONT)
+        wait_for("the summary", lambda: revive(federation) or (out / "summary.json").exists(), 1200)
+        summary = wait_for_summary(out)
+    print((federation.folder / "run.log").read_text())
+    assert summary["status"] == status
+    if status != "finished":
+        (out / "summary.json").unlink()
+        with federation.running(overrides):
+            wait_for("the summary", lambda: revive(federation) or (out / "summary.json").exists(), 1200)
+            summary = wait_for_summary(out)
+        assert (summary["status"], "resumed_from" in summary) == ("finished", True)
+    run(config_of(*SMALL_RUN, "num_rounds=6", f"output_dir={tmp_path}/local"))
+    assert same(*(load_file(folder / "model.safetensors") for folder in (out, tmp_path / "local")))
+
+
+@pytest.mark.slow
 def test_a_long_run_of_devices_with_random_kills(tmp_path, federation):
     """Under any kills, no round is missing or doubled, and no client loses its state."""
     out, rng, kills = tmp_path / "run", random.Random(0), dict.fromkeys(("client0", "client1", "server", "ServerApp"), 0)

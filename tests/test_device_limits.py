@@ -66,7 +66,19 @@ def test_max_local_steps_bounds_what_a_server_may_ask(tmp_path):
         check_steps(5, "5")
 
 
-def test_invented_scores_are_rejected(tmp_path):
+def test_a_training_score_that_the_method_does_not_declare_is_rejected(tmp_path, capsys):
+    def change(k, message, reply):
+        if k == 1 and message.metadata.message_type == "train":
+            reply.content[codec.METRICS]["invented\x1b[2J"] = 0.5
+        return reply
+
+    _, metrics, *_ = run_devices(tmp_path / "run", Wire(*plain(), change=change), "strategy=moon", "num_rounds=1")
+    assert rows_of(metrics, "replies_rejected") == {1: 1}
+    assert "client 1: score 'invented [2J' " in capsys.readouterr().out
+    assert b"invented" not in metrics
+
+
+def test_invented_scores_are_rejected(tmp_path, capsys):
     def change(k, message, reply):
         if k == 1 and message.metadata.message_type != "query":
             metrics = reply.content[codec.METRICS]
@@ -76,6 +88,8 @@ def test_invented_scores_are_rejected(tmp_path):
 
     _, metrics, *_ = run_devices(tmp_path / "run", Wire(*plain(), change=change), "strategy=fedper", "num_rounds=2")
     assert len(metrics) < 10_000
+    assert "client 1: score 'm0/" in capsys.readouterr().out
+    assert b"m0/" not in metrics
     assert set(rows_of(metrics, "replies_rejected").values()) != {0}
 
 

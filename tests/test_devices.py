@@ -147,7 +147,7 @@ def test_personal_models_stay_below_the_clients_own_folder(tmp_path, monkeypatch
     serve(DeviceGrid(Wire(*plain(**state)), 99), config)
     again = json.loads((tmp_path / "again" / "summary.json").read_text())
     assert again["personal_accuracy_mean"] == summary["personal_accuracy_mean"]
-    with pytest.raises(UserError, match="client 10 cannot take part: --node-config needs state-dir"):
+    with pytest.raises(UserError, match="client of partition 0 cannot take part: --node-config needs state-dir"):
         run_devices(tmp_path / "none", Wire(*plain()), "strategy=fedcrl", "save_personal=true")
     # A device never writes to a path from a message.
     identify()

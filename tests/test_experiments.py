@@ -9,11 +9,11 @@ from contrafed.config.run_config import resolve
 from contrafed.core import registry
 from contrafed.core.errors import UserError
 
-RECIPE = tuple(OmegaConf.load(registry.CONF / "strategy" / "_local_training.yaml"))
+TRAINING_KEYS = tuple(OmegaConf.load(registry.CONF / "strategy" / "_local_training.yaml"))
 
 
-def recipe_of(config):
-    return {key: config["strategy"]["local"][key] for key in RECIPE}
+def training_of(config):
+    return {key: config["strategy"]["local"][key] for key in TRAINING_KEYS}
 
 
 # What the tables and figures inherit.
@@ -22,11 +22,11 @@ BASES = [name for name in registry.choices("experiment") if name.endswith("base"
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "every"])
 @pytest.mark.parametrize("experiment", BASES)
-def test_an_experiment_has_one_recipe_for_every_method(experiment, every):
+def test_an_experiment_has_the_same_training_for_every_method(experiment, every):
     """Without ``every``: for the methods that it treats in their own way, and a few others."""
     file = "fedcrl/base" if experiment == "fedcosr/base" else experiment
     own = OmegaConf.load(registry.CONF / "experiment" / f"{file}.yaml")
-    expected = recipe_of(config_of(f"experiment={experiment}"))
+    expected = training_of(config_of(f"experiment={experiment}"))
     assert all(expected[key] == value for key, value in OmegaConf.to_container(own.strategy.local).items())
     for number, name in enumerate(registry.choices("strategy")):
         if not (every or number % 11 == 0 or local_settings(own, name) or name in ("fednova", "scaffold")):
@@ -37,9 +37,9 @@ def test_an_experiment_has_one_recipe_for_every_method(experiment, every):
                 resolve(config)
             continue
         run = resolve(config)
-        assert recipe_of(config) == expected | local_settings(own, name), name
-        if client_of(run).plain_sgd:
-            assert (recipe_of(config)["optimizer"], recipe_of(config)["momentum"]) == ("sgd", 0.0), name
+        assert training_of(config) == expected | local_settings(own, name), name
+        if client_of(run).plain_sgd_reason:
+            assert (training_of(config)["optimizer"], training_of(config)["momentum"]) == ("sgd", 0.0), name
 
 
 def local_settings(experiment, name):
@@ -69,7 +69,7 @@ def test_without_an_experiment_a_method_keeps_its_own_defaults():
     assert config_of("strategy=fedrcl")["strategy"]["local"]["epochs"] == 5
 
 
-def test_fedavg_trains_with_the_experiments_recipe():
+def test_fedavg_trains_with_the_experiments_settings():
     local = config_of("experiment=fedrcl/base", "strategy=fedavg")["strategy"]["local"]
     assert (local["epochs"], local["iterations"], local["batch_size"], local["clip_norm"]) == (5, None, 0.1, 10.0)
 
@@ -174,7 +174,7 @@ def test_a_key_that_the_method_does_not_have_is_named(tmp_path, refused):
 def plain(monkeypatch):
     from contrafed.clients.fedavg import FedAvgClient
 
-    monkeypatch.setattr(FedAvgClient, "plain_sgd", "its corrections are sums of plain steps")
+    monkeypatch.setattr(FedAvgClient, "plain_sgd_reason", "its corrections are sums of plain steps")
 
 
 @pytest.mark.parametrize("optimizer", ["{optimizer: adam, lr: 0.003}", "{momentum: 0.9, lr: 0.02}"])

@@ -10,7 +10,7 @@ import pytest
 from helpers import config_of
 from test_checkpoint import SMALL_RUN, equal, outcome, stop_run, whole  # noqa: F401
 
-from contrafed.core.errors import RunStopped
+from contrafed.core.errors import RunStopped, UserError
 from contrafed.engines.client_state import ClientStateStore
 from contrafed.runs import checkpoint
 from contrafed.runs.run import run
@@ -43,12 +43,12 @@ def test_any_flipped_byte_of_a_state_is_noticed(stop_run):  # noqa: F811
 
 
 @pytest.mark.parametrize("name", ["metrics", "clients"])
-def test_a_log_of_the_same_length_with_other_numbers_is_refused(stop_run, name, refused):  # noqa: F811
+def test_a_log_of_the_same_length_with_other_numbers_is_refused(stop_run, name):  # noqa: F811
     folder = stop_run()
     log = folder / f"{name}.csv"
     content = log.read_bytes()
     log.write_bytes(content[:60] + bytes([content[60] ^ 1]) + content[61:])
-    with refused("resume"):
+    with pytest.raises(UserError, match=f"resume: .*{name}.csv"):
         resume(folder)
 
 
@@ -69,11 +69,12 @@ def test_a_log_that_no_number_depends_on_begins_anew_with_a_line(stop_run, whole
     assert checkpoint.find_damaged_logs(checkpoint.find(folder)) == []
 
 
-def test_participants_are_needed_where_privacy_is_counted(stop_run, refused):  # noqa: F811
-    folder = stop_run("fedavg", "privacy=central")
+def test_participants_are_needed_where_privacy_is_counted(stop_run):  # noqa: F811
+    private = ("privacy=central", "privacy.seeded_noise=true")
+    folder = stop_run("fedavg", *private)
     (folder / "participants.csv").unlink()
-    with refused("resume"):
-        run(config_of("strategy=fedavg", *SMALL_RUN, "privacy=central", "resume=latest", f"output_dir={folder}"))
+    with pytest.raises(UserError, match="resume: .*participants.csv"):
+        run(config_of("strategy=fedavg", *SMALL_RUN, *private, "resume=latest", f"output_dir={folder}"))
 
 
 def disturb_run(folder, change, *overrides):
@@ -118,12 +119,12 @@ def test_a_log_that_is_changed_in_mid_run_is_noticed_and_restored(tmp_path, whol
     assert equal(outcome(folder), whole)
 
 
-def test_a_log_that_is_emptied_in_mid_run_is_noticed(tmp_path, refused):
+def test_a_log_that_is_emptied_in_mid_run_is_noticed(tmp_path):
     folder = tmp_path / "run"
     said = disturb_run(folder, lambda: os.truncate(folder / "metrics.csv", 0))
     assert "metrics.csv" in said
     assert summary_of(folder)["rounds"] == 6
-    with refused("resume"):
+    with pytest.raises(UserError, match="resume: .*metrics.csv"):
         resume(folder)
 
 
@@ -198,20 +199,20 @@ OWN = ("engine=local", "num_clients=3", "num_rounds=4", "model=mlp", "model.hidd
 
 
 @pytest.mark.parametrize("change", [{"shift": 1}, {"pixel": 1}])
-def test_a_run_is_not_resumed_with_other_data(tmp_path, change, refused):
+def test_a_run_is_not_resumed_with_other_data(tmp_path, change):
     images(tmp_path / "x.npz")
     config = (*OWN, f"dataset.path={tmp_path}/x.npz", "checkpoint_every=1", f"output_dir={tmp_path}/run")
     first = run(config_of(*config))
     images(tmp_path / "x.npz", **change)
     before = (tmp_path / "run" / "metrics.csv").read_bytes()
-    with refused("resume"):
+    with pytest.raises(UserError, match="resume: the data"):
         run(config_of(*config, "resume=latest"))
     assert (tmp_path / "run" / "metrics.csv").read_bytes() == before
     images(tmp_path / "x.npz")
     assert run(config_of(*config, "resume=latest"))["data_fingerprint"] == first["data_fingerprint"]
 
 
-def test_a_run_is_not_resumed_with_another_file_of_a_partition(tmp_path, refused):
+def test_a_run_is_not_resumed_with_another_file_of_a_partition(tmp_path):
     images(tmp_path / "x.npz")
     parts = tmp_path / "parts.json"
     parts.write_text(json.dumps([list(range(k, 60, 3)) for k in range(3)]))
@@ -221,7 +222,7 @@ def test_a_run_is_not_resumed_with_another_file_of_a_partition(tmp_path, refused
     content = parts.read_text()
     parts.write_text(content.replace("[[0, 3,", "[[3, 0,"))
     assert parts.read_text() != content
-    with refused("resume"):
+    with pytest.raises(UserError, match="resume: the data"):
         run(config_of(*config, "resume=latest"))
 
 

@@ -44,7 +44,7 @@ def clients(request):
 
 
 @pytest.fixture
-def told(refused, clients):
+def check_told(refused, clients):
     """Expect that clients with these functions report a mistake at a line of this file, and return the client."""
 
     def check(at, cause=ReturnError, ask="update", **functions):
@@ -102,12 +102,12 @@ LOSSES = [per_example, extra_per_example, extra_number, detach_loss, whole_numbe
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_loss_that_is_none_is_told_which_function_and_why(told, loss):
-    told(line_of(loss), loss=loss)
+def test_a_loss_that_is_none_is_told_which_function_and_why(check_told, loss):
+    check_told(line_of(loss), loss=loss)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_gradients_of_a_loss_that_is_none_are_refused_alike(told, loss):
+def test_gradients_of_a_loss_that_is_none_are_refused_alike(check_told, loss):
     """Otherwise a detached loss has gradients of zero, and its author never notices."""
 
     def local_update(self, stack):
@@ -116,7 +116,7 @@ def test_gradients_of_a_loss_that_is_none_are_refused_alike(told, loss):
     def compute_gradients(self, now):
         return self.gradients(partial(loss, self), now.stack.params, now.batch, {})
 
-    told(line_of(loss), local_update=local_update, compute_gradients=compute_gradients)
+    check_told(line_of(loss), local_update=local_update, compute_gradients=compute_gradients)
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -140,44 +140,44 @@ def test_a_loss_has_the_same_names_at_every_step(clients, refused, first):
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.int64])
-def test_what_is_sent_is_in_single_or_double_precision(told, kind):
+def test_what_is_sent_is_in_single_or_double_precision(check_told, kind):
     """The server rejects replies of any other type."""
 
     def local_update(self, stack):
         return {name: value.to(kind) for name, value in FedAvgClient.local_update(self, stack).items()}
 
-    told(line_of(local_update), local_update=local_update)
+    check_told(line_of(local_update), local_update=local_update)
 
 
 @pytest.mark.parametrize("value", [torch.tensor(1.0), torch.ones(7), 1.0])
-def test_what_a_loss_takes_as_constant_is_clients_first(told, value):
+def test_what_a_loss_takes_as_constant_is_clients_first(check_told, value):
     """With another shape a single client would take the first number, and each of seven in a stack another."""
 
     def local_update(self, stack):
         self.train(stack, loss_inputs={"a": value})
 
-    told(line_of(local_update, "self.train"), TypeError, local_update=local_update)
+    check_told(line_of(local_update, "self.train"), TypeError, local_update=local_update)
 
 
 @pytest.mark.parametrize("value", [{"a": torch.ones(7)}, None])
-def test_what_each_step_gives_is_clients_first(told, value):
+def test_what_each_step_gives_is_clients_first(check_told, value):
     def give_value(self, now):
         return value
 
     def local_update(self, stack):
         self.train(stack, before_step=self.given)
 
-    told(line_of(give_value), local_update=local_update, given=give_value)
+    check_told(line_of(give_value), local_update=local_update, given=give_value)
 
 
 @pytest.mark.parametrize("parts", [("encoder", "own"), ("encoders",), "encoder"])
-def test_parts_to_train_that_there_are_none_of_are_refused(told, parts):
+def test_parts_to_train_that_there_are_none_of_are_refused(check_told, parts):
     """Otherwise nothing would be trained, without a message."""
 
     def local_update(self, stack):
         self.train(stack, parts=parts)
 
-    told(line_of(local_update, "self.train"), TypeError, local_update=local_update)
+    check_told(line_of(local_update, "self.train"), TypeError, local_update=local_update)
 
 
 @pytest.mark.parametrize(
@@ -187,12 +187,12 @@ def test_parts_to_train_that_there_are_none_of_are_refused(told, parts):
         lambda stack: {f"own/{n}": v.clone() for n, v in stack.params.items()},  # trained by a name of its own
     ],
 )
-def test_what_is_trained_is_a_model_of_the_clients_own_by_its_names(told, params):
+def test_what_is_trained_is_a_model_of_the_clients_own_by_its_names(check_told, params):
     def local_update(self, stack):
         self.train(stack, params=params(stack), purpose="teacher")
         return self.make_upload(stack)
 
-    told(line_of(local_update, "self.train"), TypeError, local_update=local_update)
+    check_told(line_of(local_update, "self.train"), TypeError, local_update=local_update)
 
 
 # ------------------------------------------------------------------------------------------------------------- client state
@@ -219,9 +219,9 @@ def remembering(value):
         lambda stack: [1.0, 1.0],
     ],
 )
-def test_what_is_remembered_keeps_its_shape(told, clients, value):
+def test_what_is_remembered_keeps_its_shape(check_told, clients, value):
     method = remembering(value)
-    assert told(line_of(method["local_update"]), **method).client_states == [{}] * len(clients)
+    assert check_told(line_of(method["local_update"]), **method).client_states == [{}] * len(clients)
 
 
 def test_a_memory_of_the_right_shape_is_kept(clients):
@@ -238,20 +238,20 @@ def test_a_value_that_clients_begin_to_remember_later_has_the_clients_first_too(
 
 
 @pytest.mark.parametrize("state", [{"mine": 3.0}, torch.zeros(2), {"mine": torch.zeros(2, dtype=torch.complex64)}])
-def test_a_memory_begins_with_tensors_that_a_checkpoint_can_hold(told, state):
+def test_a_memory_begins_with_tensors_that_a_checkpoint_can_hold(check_told, state):
     def init_client_state(self, received):
         return state
 
-    told(line_of(init_client_state), init_client_state=init_client_state)
+    check_told(line_of(init_client_state), init_client_state=init_client_state)
 
 
 @pytest.mark.parametrize("begun", [{"means": torch.zeros(2), "counts": torch.zeros(2)}, {}])
-def test_a_name_that_clients_do_not_remember_is_told_with_those_that_they_do(told, begun):
+def test_a_name_that_clients_do_not_remember_is_told_with_those_that_they_do(check_told, begun):
     def local_update(self, stack):
         return stack.state["mean"]
 
     at = line_of(local_update, "stack.state")
-    told(at, UnknownNameError, local_update=local_update, init_client_state=lambda self, received: begun)
+    check_told(at, UnknownNameError, local_update=local_update, init_client_state=lambda self, received: begun)
 
 
 def test_a_memory_can_be_asked_whether_it_has_a_name():
@@ -322,13 +322,13 @@ def test_how_long_a_client_works_is_a_number_of_steps(monkeypatch, refused, tmp_
         lambda stack: None,
     ],
 )
-def test_models_to_be_evaluated_by_are_whole(told, models):
+def test_models_to_be_evaluated_by_are_whole(check_told, models):
     """The initial model would replace a missing tensor."""
 
     def eval_models(self, stack):
         return {"model": models(stack)}
 
-    told(line_of(eval_models), ask="evaluate_clients", eval_models=eval_models)
+    check_told(line_of(eval_models), ask="evaluate_clients", eval_models=eval_models)
 
 
 @pytest.mark.parametrize(
@@ -339,13 +339,13 @@ def test_models_to_be_evaluated_by_are_whole(told, models):
         lambda features: (features.logits, features.z),
     ],
 )
-def test_scores_are_one_a_class(told, found):
+def test_scores_are_one_a_class(check_told, found):
     """With other shapes the largest score is not a label, and a few clients' wrong accuracy would replace all."""
 
     def scores(self, features, received):
         return found(features)
 
-    told(line_of(scores), ask="evaluate_clients", scores=scores)
+    check_told(line_of(scores), ask="evaluate_clients", scores=scores)
 
 
 def test_the_accuracy_of_clients_models_is_that_of_the_clients_which_answered(capsys):

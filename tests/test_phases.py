@@ -1,6 +1,14 @@
-"""The seconds of a round's phases in a run's summary."""
+"""The seconds of a round's phases in a run's summary, and the largest weight of each round."""
+
+import csv
+
+import numpy as np
+import pytest
+from helpers import config_of
+from tiny import TINY_RUN, tiny_workspace
 
 from contrafed.runs.output import RunRecorder
+from contrafed.runs.run import run
 
 
 def test_seconds_of_phases_are_medians_of_rounds_that_only_train(tmp_path):
@@ -24,8 +32,29 @@ def test_a_run_without_times_of_phases_has_no_medians(tmp_path):
     sizes = recorder.sizes()
     recorder.close()
     path = tmp_path / "short" / "times.csv"
-    path.write_text("".join(line.rpartition(",")[0] + "\n" for line in path.read_text().splitlines()))
+    path.write_text("".join(line.rsplit(",", 2)[0] + "\n" for line in path.read_text().splitlines()))
     again = RunRecorder(tmp_path / "short", "", logs=sizes | {"times": path.stat().st_size})
     again.time(9, 3.0, 1.0)
     assert again.finish("finished", {})["aggregate_seconds_median"] is None
     again.close()
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        (("strategy=fedavg",), "samples"),
+        (("strategy=fedavg", "strategy.weights=uniform"), "uniform"),
+        (("strategy=pmfl", "strategy.weights=samples"), "samples"),
+        (("strategy=fedavg", "privacy=central"), "samples"),
+        (("strategy=fedproto",), None),
+    ],
+)
+def test_the_largest_weight_of_a_round_is_written(tmp_path, how, expected):
+    """By examples, by clients, and nothing for a method that sums no models."""
+    run(config_of(*TINY_RUN, "participation=full", "num_rounds=2", "engine=local", *how, f"output_dir={tmp_path}/run"))
+    with (tmp_path / "run" / "times.csv").open(newline="") as file:
+        found = [row["largest_weight"] for row in csv.DictReader(file)]
+    sizes = tiny_workspace("strategy=fedavg")[1].federation.partition.sizes
+    weights = {"samples": sizes, "uniform": np.ones(len(sizes))}
+    wanted = "" if expected is None else f"{weights[expected].max() / weights[expected].sum():.6f}"
+    assert found == [wanted] * 2

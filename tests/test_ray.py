@@ -13,6 +13,7 @@ from tiny import TINY_RUN, run_tiny
 
 import contrafed.engines.flower
 import contrafed.engines.ray
+import contrafed.engines.ray_start
 import contrafed.engines.ray_worker
 from contrafed.config.run_config import resolve
 from contrafed.core.client_run import choose
@@ -66,7 +67,7 @@ def test_two_ray_nodes_equal_one(tmp_path, local_runs):
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         cluster.add_node(num_cpus=1)
-        cluster.wait_for_clients()
+        cluster.wait_for_nodes()
         overrides = (f"engine.address={cluster.address}", "engine.workers=2", "engine=ray")
         _, model, metrics, clients = run_tiny(tmp_path / "run", "strategy=pmfl", *overrides)
         assert len([n for n in ray.nodes() if n["Alive"]]) == 2
@@ -268,12 +269,12 @@ def test_another_address_is_another_ray(monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: bool(asked))
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.setattr(ray, "init", lambda address, **options: asked.append(address))
-    monkeypatch.setattr(contrafed.engines.ray.ray_access, "check_loopback", lambda about: None)
-    monkeypatch.setattr(contrafed.engines.ray, "_started", None)
+    monkeypatch.setattr(contrafed.engines.ray_start.ray_access, "check_loopback", lambda about: None)
+    monkeypatch.setattr(contrafed.engines.ray_start, "_started", None)
     for address in (None, None, "auto", "auto", None):
         contrafed.engines.ray.start_ray(address, False, None, None)
     assert asked == ["local", "auto", "local"]
-    monkeypatch.setattr(contrafed.engines.ray, "_started", None)  # the user's own
+    monkeypatch.setattr(contrafed.engines.ray_start, "_started", None)  # the user's own
     contrafed.engines.ray.start_ray("auto", False, None, None)
     assert asked == ["local", "auto", "local"]
 

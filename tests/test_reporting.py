@@ -123,7 +123,7 @@ def test_files_hold_what_was_recorded_at_every_flush(tmp_path):
         "1,3,weight,1.0",
         "1,4,weight,0.3333333333333333",
     ]
-    assert (tmp_path / "run" / "times.csv").read_text().splitlines()[1] == "1,0.250000,,,,,0.050000"
+    assert (tmp_path / "run" / "times.csv").read_text().splitlines()[1] == "1,0.250000,,,,,0.050000,"
 
 
 def test_a_run_that_goes_on_has_the_seconds_of_all_sittings_and_no_summary_of_the_last(tmp_path):

@@ -9,7 +9,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from test_deployment import ROOT, Federation, app_folder, command, listens, wait_for, wait_for_summary
+from test_deployment import ROOT, Federation, app_folder, command, free_ports, listens, wait_for, wait_for_summary
+from test_proxy import NGINX, read_bound_keys, start_proxy
 
 from contrafed.runs.output import versions
 
@@ -45,8 +46,26 @@ def test_the_workflow_runs_lint_types_and_tests_on_every_python():
     assert lines == ['pip install -e ".[test]"', "ruff check .", "ruff format --check .", ".ci/mypy", "pytest"]
     for line in lines:
         assert line in text_of("CONTRIBUTING.md"), line
-    steps = [step for one in workflow()["jobs"].values() for step in one["steps"]]
-    assert all(re.fullmatch(r"actions/[a-z-]+@v\d+", step["uses"]) for step in steps if "uses" in step)
+
+
+def test_the_workflow_has_actions_by_commit_and_the_least_permissions():
+    lines = [line.strip() for line in text_of(".github/workflows/test.yml").splitlines() if "uses:" in line]
+    assert len(lines) == 4
+    assert all(re.fullmatch(r"- uses: actions/[a-z-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", line) for line in lines)
+    assert workflow()["permissions"] == {"contents": "read"}
+    assert all("permissions" not in job for job in workflow()["jobs"].values())
+    checkouts = [step for job in workflow()["jobs"].values() for step in job["steps"] if "checkout" in step.get("uses", "")]
+    assert all(step["with"] == {"persist-credentials": False} for step in checkouts)
+
+
+def test_the_constraints_fit_the_dependencies_and_name_no_machine():
+    lines = [line for line in text_of("results/constraints.txt").splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[a-z0-9-]+==\d+(\.\d+)+", line) for line in lines)  # no +cpu, no address, no marker
+    versions_of = dict(line.split("==") for line in lines)
+    wanted = PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["dp"]
+    for requirement in map(Requirement, wanted):
+        assert versions_of[requirement.name] in requirement.specifier, requirement
+    assert "PIP_CONSTRAINT=results/constraints.txt" in text_of(".ci/run")
 
 
 def test_the_workflow_runs_the_tests_on_every_flower():
@@ -162,32 +181,47 @@ def services():
     return yaml.safe_load(text_of("compose.yaml"))["services"]
 
 
-def test_the_containers_are_a_superlink_and_three_supernodes():
+def test_the_containers_are_a_superlink_with_a_proxy_and_three_supernodes():
     found = services()
-    assert set(found) == {"superlink", "supernode-0", "supernode-1", "supernode-2"}
+    assert set(found) == {"superlink", "proxy", "supernode-0", "supernode-1", "supernode-2"}
+    assert (found["superlink"]["networks"], found["proxy"]["networks"]) == (["server"], ["server", "devices"])
+    site, _, mode = found["proxy"]["volumes"][0].split(":")
+    assert (ROOT / site).is_file()
+    assert mode == "ro"
+    assert "ports" not in found["proxy"]
     for k in range(3):
         client = found[f"supernode-{k}"]
         assert client["command"][0] == "flower-supernode"
         assert client["command"][-1] == f'partition-id={k} state-dir="/state"'
-        assert client["depends_on"] == {"superlink": {"condition": "service_healthy"}}
+        assert client["depends_on"] == {"proxy": {"condition": "service_started"}}
+        assert client["networks"] == ["devices"]
+        assert client["command"][client["command"].index("--superlink") + 1] == "proxy:8443"
         assert client["volumes"] == [f"supernode-{k}:/state"]
     assert found["superlink"]["command"][0] == "flower-superlink"
     assert found["superlink"]["ports"] == ["127.0.0.1:8000:8000"]
     declared = yaml.safe_load(text_of("compose.yaml"))["volumes"]
-    assert {v.partition(":")[0] for service in found.values() for v in service["volumes"]} == set(declared)
+    assert {v.partition(":")[0] for name, one in found.items() if name != "proxy" for v in one["volumes"]} == set(declared)
     assert found["superlink"]["build"]["context"] == "."
 
 
 @pytest.mark.slow
 def test_the_commands_of_the_containers_make_a_federation(tmp_path):
     """Processes on loopback run the commands. The containers themselves are not built here."""
+    if NGINX is None:
+        pytest.skip("nginx is not installed")
     one = Federation(tmp_path)
+    (proxy,) = free_ports(1)
     try:
         app_folder(tmp_path / "app")
-        for k, (name, service) in enumerate(services().items()):
+        ports = iter(one.ports)
+        for name, service in services().items():
             (tmp_path / name).mkdir()
-            there = {"0.0.0.0": "127.0.0.1", "superlink:8000": f"127.0.0.1:{one.link}", "8000": str(one.link)}
-            there["9094"] = str(one.ports[k - 1])
+            if name == "proxy":
+                there = {"superlink:8000": f"127.0.0.1:{one.link}", "8443": str(proxy)}
+                start_proxy(one, name, "nginx-compose.conf", proxy, **there)
+                continue
+            there = {"0.0.0.0": "127.0.0.1", "proxy:8443": f"127.0.0.1:{proxy}", "8000": str(one.link)}
+            there["9094"] = str(next(ports))
             words = [there.get(word, word).replace("/state", str(tmp_path / name), 1) for word in service["command"]]
             one.start(name, command(words[0]), *words[1:])
             if name == "superlink":
@@ -195,9 +229,10 @@ def test_the_commands_of_the_containers_make_a_federation(tmp_path):
         one.operator = one.environment("operator")
         connection = f'[superlink]\ndefault = "mine"\n[superlink.mine]\naddress = "127.0.0.1:{one.link}"\ninsecure = true\n'
         (tmp_path / "operator-home" / "config.toml").write_text(connection)
-        small = "strategy=pmfl num_clients=3 num_rounds=1 participation=full model=mlp model.hidden=[12]"
+        small = "strategy=pmfl num_clients=3 num_rounds=1 participation=full model=mlp model.hidden=[12] checkpoint_every=1"
         with one.running(f"{small} output_dir={tmp_path}/runs/a"):
             summary = wait_for_summary(tmp_path / "runs" / "a")
     finally:
         one.stop()
     assert (summary["status"], summary["engine"], summary["failures"]) == ("finished", "devices", 0)
+    assert read_bound_keys(tmp_path / "runs" / "a") == ["", "", ""]  # without keys that last, none is bound

@@ -11,7 +11,7 @@ from reported import method, write_run
 from test_sweep_runs import DIGITS_SWEEP, call_command, list_finished  # noqa: F401
 
 from contrafed.config.compose import compose_job
-from contrafed.config.grid import select_axes
+from contrafed.config.sweep_grid import select_axes
 from contrafed.report import figures, published, results, tables
 from contrafed.report.groups import find_varied_keys, group_runs, usable
 from contrafed.report.runs import find, read

@@ -75,7 +75,9 @@ def test_deltas_are_bit_for_bit_what_clients_would_have_sent(dtype):
 def stub(settings, sizes):
     """Return a strategy for a model of one number w, without clients."""
     rule = server_of(settings)
-    client = SimpleNamespace(message_spec=lambda model, config: ({"model/w": (1,)}, {}), is_personal=lambda config: False)
+    client = SimpleNamespace(
+        message_spec=lambda model, config: ({"model/w": (1,)}, {}), is_personal=lambda config: False, model_names=("tuned",)
+    )
     population = Population(np.array(sizes), np.arange(1000, 1000 + len(sizes)))
     return strategy_class_of(rule)(
         rule.config, client_class=client, client_config=None, model=torch.nn.Module(), population=population,
@@ -309,6 +311,7 @@ def test_another_evaluated_model_comes_through_a_run(tmp_path, monkeypatch):
 
     run(config_of("strategy=fedavg", *TINY_RUN, "eval_clients=true", f"output_dir={tmp_path}/plain"))
     monkeypatch.setattr(FedAvgClient, "eval_models", eval_models)
+    monkeypatch.setattr(FedAvgClient, "model_names", ("zero",))
     run(config_of("strategy=fedavg", *TINY_RUN, "eval_clients=true", f"output_dir={tmp_path}/both"))
     plain, both = rows_of(tmp_path / "plain"), rows_of(tmp_path / "both")
     assert both | plain == both  # what counts is what it was

@@ -193,7 +193,7 @@ def test_a_stopped_job_with_secret_noise_begins_anew(call_command, monkeypatch):
     """Repeated rounds would have other noise, so it has no checkpoint to resume from."""
     from contrafed.runs.output import RunRecorder
 
-    secret = ("seed=0", "privacy=local", "privacy.noise=secret")
+    secret = ("seed=0", "privacy=local")
 
     def stops(self):
         raise KeyboardInterrupt
@@ -264,7 +264,7 @@ def test_two_processes_do_not_run_one_job(call_command):
 
 def test_two_processes_do_not_run_one_job_that_cannot_go_on(call_command):
     """Secret noise must not be drawn twice."""
-    asked = ("experiment=digits", *DIGITS_SWEEP[2:], "seed=0", "privacy=local", "privacy.noise=secret")
+    asked = ("experiment=digits", *DIGITS_SWEEP[2:], "seed=0", "privacy=local")
     (job,), home = expand_jobs([*asked]), Path("outputs/digits/fedavg-uniform-seed=0")
     elsewhere = lock(home)
     (home / "config.yaml").write_text(check_overrides(*job.overrides).text)

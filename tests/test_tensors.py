@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from contrafed.core import weighted_sum as combining
 from contrafed.core.tensors import TYPES, read, size_of, write
-from contrafed.core.weighted_sum import combine
+from contrafed.core.weighted_sum import weighted_sum
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -104,7 +104,7 @@ def test_a_sum_in_blocks_and_threads_is_the_plain_sum_bit_for_bit(large, monkeyp
     add, sizes = combining._add, []
     monkeypatch.setattr("contrafed.core.weighted_sum._add", lambda *given: (sizes.append(given[0].numel()), add(*given)))
     models, factors, expected = models_and_factors(count)
-    assert same(combine(models, factors), expected)
+    assert same(weighted_sum(models, factors), expected)
     assert len(sizes) == 13 + 5 + 1 + 2 + 2  # blocks of "long", "turned", "scalar", "double" and "mixed"
     assert max(sizes) == 8
 
@@ -112,11 +112,11 @@ def test_a_sum_in_blocks_and_threads_is_the_plain_sum_bit_for_bit(large, monkeyp
 def test_a_small_model_is_added_without_threads(monkeypatch):
     monkeypatch.setattr("contrafed.core.weighted_sum.ThreadPoolExecutor", None)
     models, factors, expected = models_and_factors(3)
-    assert same(combine(models, factors), expected)
+    assert same(weighted_sum(models, factors), expected)
 
 
 def test_models_and_factors_must_be_as_many():
     with pytest.raises(ValueError, match="no models"):
-        combine([], [])
+        weighted_sum([], [])
     with pytest.raises(ValueError, match="1 factors for 2 models"):
-        combine([{"w": torch.ones(2)}] * 2, [1.0])
+        weighted_sum([{"w": torch.ones(2)}] * 2, [1.0])

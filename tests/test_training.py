@@ -152,6 +152,8 @@ def test_each_phase_is_sorted_by_its_own_steps_and_put_back():
     workspace, seen = sized_workspace("fedavg", [20, 11], local=passes(1)), []
 
     class Phases(workspace.client_class):
+        loss_names = ("mine",)
+
         def local_update(self, stack):
             mine = torch.tensor([[float(client)] for client in stack.clients])
             local_training, model = replace(self.config.local, batch_size=0.06), {"mine": mine}

@@ -1,6 +1,8 @@
 """Folders that somebody else wrote: what cannot be read is left out with one line, and the rest of a report is made."""
 
+import csv
 import os
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -9,6 +11,8 @@ from reported import method, write_run
 from contrafed import report_command
 from contrafed.core.errors import UserError
 from contrafed.core.run_folder import read_config
+from contrafed.report import results
+from contrafed.report.runs import read
 from contrafed.report.tables import Table
 from contrafed.runs import checkpoint
 
@@ -71,7 +75,29 @@ def test_an_alias_in_a_text_is_none(tmp_path):
 
 
 def test_text_in_a_csv_is_no_formula():
-    numbers = pd.DataFrame({"run": ["=1+1", "+x", "-x", "@x", "fine", "-"], "value": [-1.0, 2, 3, 4, 5, 6]})
-    lines = Table("t", ("run", "value"), (), numbers).csv.splitlines()[1:]
-    assert [line.split(",")[0] for line in lines] == ["'=1+1", "'+x", "'-x", "'@x", "fine", "-"]
+    texts = ["=1+1", "+x", "-x", "@x", "\tx", "fine", "-", "-0.5", "-1e-05", "'=x"]
+    numbers = pd.DataFrame({"=run": texts, "value": [-1.0, *range(9)]})
+    head, *lines = Table("t", ("run", "value"), (), numbers).csv.splitlines()
+    assert head == "'=run,value"
+    said = ["'=1+1", "'+x", "'-x", "'@x", "'\tx", "fine", "-", "-0.5", "-1e-05", "''=x"]
+    assert [line.split(",")[0] for line in lines] == said
     assert lines[0].endswith(",-1.0")
+
+
+def test_stored_results_have_no_formula_and_read_back_as_they_were(tmp_path):
+    names, more = ("=SUM(A1)", "@b", "'=c", "-0.5"), [(10, "global", "train", "-loss", -0.5)]
+    clients = [(10, 0, "=accuracy", -0.25)]
+    runs = [
+        replace(read(write_run(tmp_path / str(seed), seed=seed, more=more, clients=clients), name), name=name)
+        for seed, name in enumerate(names)
+    ]
+    results.keep(runs, tmp_path / "results", "kept")
+    for file in (tmp_path / "results").rglob("*.csv"):
+        with file.open(newline="") as opened:
+            cells = [cell for row in csv.reader(opened) for cell in row]
+        assert not [cell for cell in cells if cell[:1] in tuple("=+@") or (cell[:1] == "-" and not cell[1:2].isdigit())]
+    found = results.load(tmp_path / "results" / "kept.csv")
+    assert [run.name for run in found] == list(names)
+    for run, before in zip(found, runs, strict=True):
+        assert run.points("global", "train", "-loss") == before.points("global", "train", "-loss") != []
+        assert run.clients.values.tolist() == [list(clients[0])]

@@ -12,6 +12,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from safetensors.torch import load_file
 
 import contrafed.client_app.app
+import contrafed.engines.device_grid
 from contrafed.engines.device_grid import DeviceGrid
 from contrafed.engines.worker import identify
 from contrafed.runs.server_app import serve
@@ -23,6 +24,10 @@ SMALL_RUN = (
     "num_clients=3", "num_rounds=3", "eval_every=1", "participation=full", "model=mlp", "model.hidden=[12]",
     "partition.min_client_size=5", "partition.test_fraction=0.2", "engine=local",
 )  # fmt: skip
+
+
+# The grids here have no SuperLink to ask. test_proxy and test_repository ask a real one.
+contrafed.engines.device_grid.demands_keys = lambda grid: bool(getattr(grid, "keys", ()))
 
 
 def over_the_wire(message, pull=lambda content: SimpleNamespace(object_content=content)):
@@ -39,8 +44,9 @@ class Wire:
     ``change(k, message, reply)`` simulates changes of a reply: it returns another, None for none, or raises.
     """
 
-    def __init__(self, *configs, change=None, offline=(), run_id=RUN):
+    def __init__(self, *configs, change=None, offline=(), run_id=RUN, keys=()):
         identify()
+        self.keys = list(keys)  # of client k, where the SuperLink demands keys
         self.run_id = run_id
         self.contexts = [Context(run_id, 10 + k, c, RecordDict(), {}) for k, c in enumerate(configs)]
         self.change, self.offline = change or (lambda k, message, reply: reply), set(offline)
@@ -49,6 +55,9 @@ class Wire:
 
     def get_node_ids(self):
         return [c.node_id for c in self.contexts if c.node_id - 10 not in self.offline]
+
+    def get_nodes(self):
+        return [SimpleNamespace(node_id=node_id, public_key=self.keys[node_id - 10]) for node_id in self.get_node_ids()]
 
     def push_messages(self, messages):
         ids = []

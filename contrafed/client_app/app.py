@@ -1,11 +1,12 @@
 """Define the ClientApp: the same object in simulation and on a device. Only it reads and writes a client's files.
 
 Flower calls ``app(message, context)`` for one client. Contrafed's engines call ``run_stack`` with the messages of many clients.
-Both end in the same ``Client.update`` and ``Client.evaluate_clients``. The client state is the record ``memory`` of
+Both end in the same ``Client.update`` and ``Client.evaluate_clients``. The client state is the record ``client_state`` of
 ``Context.state``.
 """
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train one client through its ``NumPyClient`` interface."""
-    opened = _open(message, context)
+    began, opened = time.monotonic(), _open(message, context)
     count = len(opened.client.workspace.federation.partition.train(_partition_id(context)))
     check_steps(opened.client.num_local_steps(count), context.node_config.get("max-local-steps"))
     if opened.state is not None:
@@ -56,6 +57,7 @@ def train(message: Message, context: Context) -> Message:
     elif memory:
         opened.state.write(memory, opened.now)
     report = opened.report | ({"has-state": True} if memory else {})
+    _log_round(opened, f"trained on {count} examples", began, metrics)
     return _reply(message, up, count, metrics, _build_report(opened.client.diverged, report))
 
 
@@ -65,11 +67,12 @@ def evaluate(message: Message, context: Context) -> Message:
 
     Client state stays unchanged, and the run's last evaluation deletes it.
     """
-    opened = _open(message, context)
+    began, opened = time.monotonic(), _open(message, context)
     config = opened.config | _resolve_personal_paths(opened.config, context, opened.state)
     if opened.report:  # its client state is lost, so this is not its model
         config.pop("save", None)
     (evaluated,) = _evaluate(opened.client, [opened.received], config, None)
+    _log_round(opened, f"evaluated on {evaluated.num_examples} examples", began, evaluated.metrics)
     # A run with checkpoints may be resumed from its last one.
     if opened.state is not None and config.get("final") and opened.now.checkpoint is None:
         opened.state.remove()
@@ -97,7 +100,10 @@ def query(message: Message, context: Context) -> Message:
             raise UserError("checkpoint_every and resume: --node-config needs state-dir, where this client remembers")
         _resolve_personal_paths(config, context, state)
     except (UserError, OSError) as error:
-        return Message(RecordDict({codec.CONFIG: ConfigRecord({"refused": " ".join(str(error).split())})}), reply_to=message)
+        refused: dict[str, Any] = {"refused": " ".join(str(error).split())}
+        if isinstance(claimed := context.node_config.get("partition-id"), int):
+            refused["partition-id"] = claimed
+        return Message(RecordDict({codec.CONFIG: ConfigRecord(refused)}), reply_to=message)
     partition, data = workspace.federation.partition, own_data(context)
     answer = MetricRecord(
         {
@@ -112,7 +118,7 @@ def query(message: Message, context: Context) -> Message:
 
 
 def run_stack(messages: Sequence[Message], contexts: Sequence[Context], deadline: float | None = None) -> list[Message]:
-    """Train or evaluate the clients of ``message_spec`` as one stack, and return their replies in the same order.
+    """Train or evaluate the clients of ``messages`` as one stack, and return their replies in the same order.
 
     All messages are of one kind and belong to one round of one run. Either every context is committed or, if this raises, none.
     """
@@ -259,6 +265,16 @@ def _open(message: Message, context: Context) -> Opened:
         logging.getLogger("flwr").error("this client's state is lost and begins anew: %s", error)
         report = {"state-lost": str(error)}
     return Opened(client, received, config, state, now, report)
+
+
+def _log_round(opened: Opened, done: str, began: float, metrics: Mapping[str, Any]) -> None:
+    """Write a device's line about a round."""
+    if in_simulation():
+        return
+    known = [f"{name} {metrics[name]:.4f}" for name in ("loss", "accuracy") if name in metrics]
+    line = ", ".join([done, *known, f"{time.monotonic() - began:.1f} s"])
+    run, server_round, (partition,) = opened.now.sitting, int(opened.config["server-round"]), opened.client.clients
+    logging.getLogger("flwr").info("partition %d, run %s, round %d: %s", partition, run, server_round, line)
 
 
 def _check(client: Client, received: Tensors) -> None:

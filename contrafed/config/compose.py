@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from contrafed.config import grid
+from contrafed.config import sweep_grid
 from contrafed.config.checks import GROUPS, find_own_folder
 from contrafed.config.loader import ConfigLoader, make_loader, stamp, to_plain
 from contrafed.config.overrides import hydra_key, list_values, parse_overrides, rename_arguments
@@ -37,7 +37,7 @@ def compose_job(overrides: list[str], config_dir: str | Path | None = None) -> D
     return make_own_loader(config_dir).compose_job(rename_arguments(overrides))
 
 
-def read_grid(experiment: str, config_dir: str | Path | None = None) -> grid.Grid:
+def read_grid(experiment: str, config_dir: str | Path | None = None) -> sweep_grid.SweepGrid:
     """Return the grid in an experiment's file, empty if it has none. Raises ``UserError``."""
     return make_own_loader(config_dir).read_grid(experiment)
 
@@ -73,7 +73,7 @@ def expand_jobs(overrides: list[str], config_dir: str | Path | None = None, load
         if experiment is not None:
             table = {hydra_key(name): axis for name, axis in loader.read_grid(experiment).items()}
             default = loader.find_choices((f"experiment={experiment}",))
-            axes, used = grid.select_axes(table, {key: list(values) for key, values in asked.items()}, GROUPS, default)
+            axes, used = sweep_grid.select_axes(table, {key: list(values) for key, values in asked.items()}, GROUPS, default)
             bare |= {name for name, axis in table.items() if isinstance(axis, dict)}
         columns = {key: {value: f"{key}={value}" for value in values} for key, values in axes.items()}
         columns |= {key: values for key, values in asked.items() if key not in used}

@@ -8,16 +8,16 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from contrafed.config.checks import GROUPS, OPTIONAL_GROUPS
-from contrafed.config.grid import (
+from contrafed.config.overrides import SERVER, hydra_key, parse_overrides
+from contrafed.config.run_config import EVALUATION_KEYS, HOW_IT_RUNS, SCORING_KEYS, counts
+from contrafed.config.sweep_grid import (
     Case,
-    Grid,
+    SweepGrid,
     condition_holds,
     format_value,
     match_value,
     read_conditions,
 )
-from contrafed.config.overrides import SERVER, hydra_key, parse_overrides
-from contrafed.config.run_config import EVALUATION_KEYS, HOW_IT_RUNS, SCORING_KEYS, counts
 from contrafed.core.errors import UserError, unknown
 from contrafed.core.run_folder import read_config
 from contrafed.core.schema import flatten_keys
@@ -32,7 +32,7 @@ def find_experiment(overrides: Sequence[Override]) -> str | None:
     return None if found is None or found.is_delete() or found.value() is None else str(found.value())
 
 
-def take_cases(task: list[Override], axes: Grid, experiment: str | None) -> tuple[Case, list[Override]]:
+def take_cases(task: list[Override], axes: SweepGrid, experiment: str | None) -> tuple[Case, list[Override]]:
     """Return the settings of the named cases on a command line, and the other overrides with the choices of the cases.
 
     A choice on the command line itself stays. Raises ``UserError`` for a case that does not exist.
@@ -53,7 +53,7 @@ def take_cases(task: list[Override], axes: Grid, experiment: str | None) -> tupl
     return values, rest
 
 
-def _match_override(override: Override, axes: Grid) -> Override:
+def _match_override(override: Override, axes: SweepGrid) -> Override:
     key, _, value = str(override.input_line).partition("=")
     found = match_value(value, axes.get(key, {}))
     return override if found == value else parse_overrides([f"{key}={found}"])[0]
@@ -66,7 +66,7 @@ def remove_sections(config: DictConfig) -> tuple[dict[str, Case], Mapping[str, A
 
 
 def merge(
-    config: DictConfig, *, asked: list[Override], task: list[Override], cases: Case, axes: Grid, own: Path | None
+    config: DictConfig, *, asked: list[Override], task: list[Override], cases: Case, axes: SweepGrid, own: Path | None
 ) -> None:
     """Apply conditional settings in this order: ``where`` of the experiment, the chosen cases, ``where`` of the scale.
 

@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf, flag_override, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from contrafed.config import checks, conditions, grid
+from contrafed.config import checks, conditions, sweep_grid
 from contrafed.config.overrides import one_line, parse_overrides
 from contrafed.core import registry
 from contrafed.core.errors import UserError, nearest
@@ -146,13 +146,13 @@ class ConfigLoader(ConfigLoaderImpl):
         """Return group -> choice after overrides that choose. It includes ``strategy/server`` if the method has one."""
         return _compose_cached(_Key(self), lines, stamp(self.own)).choices
 
-    def read_grid(self, experiment: str | None) -> grid.Grid:
+    def read_grid(self, experiment: str | None) -> sweep_grid.SweepGrid:
         """Return the grid in an experiment's file, empty if it has none. Raises ``UserError``."""
         if experiment is None:
             return {}
         checks.check_names(parse_overrides([f"experiment={experiment}"]), self.own)
         try:
-            return grid.read_grid(experiment, self.compose_choices((f"experiment={experiment}",)).get("grid"))
+            return sweep_grid.read_grid(experiment, self.compose_choices((f"experiment={experiment}",)).get("grid"))
         except (HydraException, OmegaConfBaseException, YAMLError) as error:
             raise UserError(f"experiment={experiment}: {explain(error)}") from error
 

@@ -7,7 +7,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from contrafed.config.grid import format_value
+from contrafed.config.sweep_grid import format_value
 from contrafed.core.errors import UserError
 
 SERVER = "strategy/server"

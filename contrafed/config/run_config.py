@@ -14,6 +14,7 @@ from contrafed.core.client_run import PACKAGES, Choice, ClientRun, choose, clien
 from contrafed.core.disk import expand_home
 from contrafed.core.errors import UserError, unknown
 from contrafed.core.metrics import beside_accuracy
+from contrafed.core.privacy import central
 from contrafed.core.run_folder import read_config
 from contrafed.core.schema import Range, build
 from contrafed.core.tracker import check_tracker
@@ -117,6 +118,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     from contrafed.config.validate import check_attack, check_classes, check_mean, check_participation, check_privacy
     from contrafed.data.participation import pattern_class_of
     from contrafed.server.base import strategy_class_of
+    from contrafed.server.privacy import check_rejections
     from contrafed.training.workspace import client_class_of
 
     config = for_evaluation(composed)
@@ -138,14 +140,17 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     pattern_class_of(participation)
     check_tracker(chosen["tracker"])
     _check_local_training(client.strategy, top.num_rounds)
-    rule_class = strategy_class_of(server)
+    strategy_class = strategy_class_of(server)
     with registry.report_author_errors(
-        f"strategy.server={server.name}: {rule_class.__name__}.check", str(server.module.__file__)
+        f"strategy.server={server.name}: {strategy_class.__name__}.check", str(server.module.__file__)
     ):
-        rule_class.check(server.config, client.strategy, participation)
+        strategy_class.check(server.config, client.strategy, participation)
     check_classes(client.strategy, server)
     check_participation(participation, top.num_trained, top.seed_of_federation)
-    check_privacy(chosen["privacy"], server, participation, top.min_replies)
+    check_privacy(chosen["privacy"], server, participation)
+    if isinstance(chosen["privacy"].config, central.Config):
+        limits = chosen["engine"].config
+        check_rejections(limits.max_norm, limits.max_norm_ratio, top.min_replies, top.on_divergence)
     check_mean(chosen["aggregation"], server, chosen["privacy"])
     check_attack(chosen["attack"], client, top.num_trained)
     check_log(top.log, client.strategy, server, participation, chosen["privacy"])
@@ -187,8 +192,11 @@ def check_top(config: Mapping[str, Any]) -> Top:
         raise UserError("engine=flower keeps what clients remember to itself; checkpoints need engine=ray or engine=local")
     if top.resume is not None and top.evaluate_only is not None:
         raise UserError("resume and evaluate_only exclude each other")
-    if top.resume is not None and config["privacy"].get("noise") == "secret":
-        raise UserError("privacy.noise=secret: rounds that a resumed run repeats would have other noise, which tells more")
+    if top.resume is not None and not config["privacy"].get("seeded_noise", True):
+        raise UserError(
+            "privacy.seeded_noise=false: rounds that a resumed run repeats would have other noise, which reveals more. "
+            "Fix: begin the run in another folder"
+        )
     if top.init_from is not None and top.resume is None and not Path(top.init_from).is_file():
         raise UserError(f"init_from: there is no file {top.init_from}")
     return top
@@ -201,17 +209,17 @@ def check_log(names: Sequence[str], client: Choice, server: Choice, participatio
     from contrafed.training.loop import is_pattern
     from contrafed.training.workspace import client_class_of
 
-    shared, rule = client_class_of(client).shared_parts(client.config), strategy_class_of(server)
+    shared, server_class = client_class_of(client).shared_parts(client.config), strategy_class_of(server)
     if any(is_pattern(part) for part in shared):  # some tensors of each part stay on the clients
         shared = ("some",)
     missing = {
         "deviation": "" if shared else "its clients send no part of the model",
         "features": "" if {"encoder", "projector"} <= set(shared) else "its clients keep their encoder or projector",
         "clients_train": ""
-        if rule.has_global_model and {"encoder", "projector", "classifier"} <= set(shared)
+        if server_class.has_global_model and {"encoder", "projector", "classifier"} <= set(shared)
         else "it has no global model",
-        "weights": f"the rule {server.name} gives a client that is away no weight"
-        if rule.client_weights is FederatedStrategy.client_weights
+        "weights": f"the strategy {server.name} gives a client that is away no weight"
+        if server_class.client_weights is FederatedStrategy.client_weights
         else "",
     }
     for name in names:
@@ -225,11 +233,11 @@ def check_log(names: Sequence[str], client: Choice, server: Choice, participatio
 
 def server_of(strategy: Mapping[str, Any]) -> Choice:
     """Return the strategy of a composed ``strategy`` group. Raises ``UserError``."""
-    module = _rule_of(strategy)
+    module = _server_module(strategy)
     return replace(choose("strategy", strategy, module), name=str(strategy.get("server") or strategy["name"]))
 
 
-def _rule_of(strategy: Mapping[str, Any]) -> ModuleType:
+def _server_module(strategy: Mapping[str, Any]) -> ModuleType:
     """Return the module that ``strategy.server`` names, or by default the method's ``strategies/NAME.py``."""
     from contrafed.server.base import FederatedStrategy
 
@@ -238,7 +246,9 @@ def _rule_of(strategy: Mapping[str, Any]) -> ModuleType:
     module = registry.find("contrafed.strategies", "strategy", strategy)
     if not registry.own_subclasses(module, FederatedStrategy):
         wanted = "its YAML's defaults may name another's, such as server: fedavg"
-        raise UserError(f"strategy={strategy['name']}: {module.__name__} has no server rule (a FederatedStrategy); {wanted}")
+        raise UserError(
+            f"strategy={strategy['name']}: {module.__name__} has no server strategy (a FederatedStrategy); {wanted}"
+        )
     return module
 
 
@@ -247,9 +257,9 @@ def _check_local_training(strategy: Choice, num_rounds: int) -> None:
     from contrafed.training.local_training import LocalTraining
     from contrafed.training.workspace import client_class_of
 
-    reason, local = client_class_of(strategy).plain_sgd, getattr(strategy.config, "local", None)
+    reason, local = client_class_of(strategy).plain_sgd_reason, getattr(strategy.config, "local", None)
     if not isinstance(local, LocalTraining):
-        wanted = "must have `local: LocalTraining` of contrafed.training.local_training, the recipe of local training"
+        wanted = "must have `local: LocalTraining` of contrafed.training.local_training, its training settings"
         raise UserError(f"strategy={strategy.name}: Config of {strategy.module.__name__} {wanted}")
     if reason and (local.optimizer != "sgd" or local.momentum):
         wanted = "strategy.local.optimizer=sgd and strategy.local.momentum=0"
@@ -268,7 +278,7 @@ def wrong_labels(attack: Choice, top: Top) -> tuple[int, ...]:
 
 def _check_keys(strategy: Mapping[str, Any]) -> None:
     """Raise ``UserError`` for a key of the ``strategy`` group that is neither the client's nor the strategy's."""
-    halves = registry.find(PACKAGES["strategy"], "strategy", strategy), _rule_of(strategy)
+    halves = registry.find(PACKAGES["strategy"], "strategy", strategy), _server_module(strategy)
     known = {name for module in halves for name in module.Config.__dataclass_fields__}
     for key in strategy:
         if key not in known and key not in (*registry.COMMON_KEYS, "server"):

@@ -50,7 +50,7 @@ def check_participation(participation: Choice, num_trained: int, seed: int) -> N
         raise UserError(f"num_clients={num_trained} is too large for this machine's memory") from error
 
 
-def check_privacy(privacy: Choice, server: Choice, participation: Choice, min_replies: int) -> None:
+def check_privacy(privacy: Choice, server: Choice, participation: Choice) -> None:
     """Raise ``UserError`` if epsilon would not hold: for strategies that do more than sum, and for some kinds of sampling."""
     if isinstance(privacy.config, gaussian.Gaussian) and privacy.config.noise_multiplier:
         needs_accountant()
@@ -59,13 +59,13 @@ def check_privacy(privacy: Choice, server: Choice, participation: Choice, min_re
     if reason := strategy_class_of(server).needs_individual_updates(server.config):
         raise UserError(
             f"privacy=central adds noise to one weighted sum of clipped updates, but strategy.server={server.name} {reason}; "
-            "privacy=local goes with any rule"
+            "privacy=local goes with any strategy"
         )
     if privacy.config.amplification:
-        _check_sampling(server, participation, min_replies)
+        _check_sampling(server, participation)
 
 
-def _check_sampling(server: Choice, participation: Choice, min_replies: int) -> None:
+def _check_sampling(server: Choice, participation: Choice) -> None:
     """Raise ``UserError`` unless all clients are drawn independently with one probability, and with fixed weights."""
     config, wrong = participation.config, ""
     if not vars(pattern_class_of(participation)).get("independent_draws", False):
@@ -80,8 +80,6 @@ def _check_sampling(server: Choice, participation: Choice, min_replies: int) -> 
         )
     elif config.loss_rate == 1:
         wrong = "participation.loss_rate=1 leaves no reply"
-    elif min_replies:
-        wrong = "min_replies tells how many took part; set it to 0"
     if wrong:
         raise UserError(f"privacy.amplification=true: {wrong}")
 

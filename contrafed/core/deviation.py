@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from contrafed.core.tensors import Tensors, flat
-from contrafed.core.weighted_sum import combine, squared_distance
+from contrafed.core.weighted_sum import squared_distance, weighted_sum
 
 
 def deviation(deltas: Sequence[Tensors]) -> tuple[float, float]:
@@ -21,7 +21,7 @@ def deviation(deltas: Sequence[Tensors]) -> tuple[float, float]:
     """
     if not deltas:
         return 0.0, 0.0
-    mean = flat(combine(deltas, [1 / len(deltas)] * len(deltas)))
+    mean = flat(weighted_sum(deltas, [1 / len(deltas)] * len(deltas)))
     cosines = [_cosine(flat({name: delta[name] for name in deltas[0]}).double(), mean) for delta in deltas]
     total = sum(1 - cosine for cosine in cosines)
     return total, total / len(deltas)

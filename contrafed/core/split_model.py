@@ -243,8 +243,7 @@ def build_model(
 
     Raises:
         UserError: For unsupported images, for a result that is not a ``SplitModel``, or for layers that do not fit the images
-            or each
-            other.
+            or each other.
     """
     if min(image_size) < MIN_SIDE_PX or in_channels not in (1, 3):
         raise UserError(

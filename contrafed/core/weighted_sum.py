@@ -23,7 +23,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def combine(models: Sequence[Tensors], factors: Sequence[float]) -> Tensors:
+def weighted_sum(models: Sequence[Tensors], factors: Sequence[float]) -> Tensors:
     """Compute ``sum_k factors[k] * models[k]`` for every tensor of the first model, in float64 and in this order.
 
     Args:

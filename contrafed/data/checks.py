@@ -18,8 +18,7 @@ def split_of(choice: Choice, draw: Any) -> list[np.ndarray]:
 
     Raises:
         UserError: If it returns something else, or if it draws from a shared generator. Another job or a resumed run would then
-            get
-            other clients.
+            get other clients.
     """
     said, before = said_of(choice, "split"), _shared_generators()
     with own_code(choice, "split"):

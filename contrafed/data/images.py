@@ -1,6 +1,6 @@
 """Hold images as tensors: the whole data set is on a worker's device as uint8, and clients are index arrays into it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,6 +14,7 @@ from contrafed.core.errors import UserError
 from contrafed.core.randomness import generator
 from contrafed.core.schema import Range
 from contrafed.data.fingerprint import fingerprint_images
+from contrafed.data.loaded import Loaded, check_loaded
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -44,6 +45,8 @@ class ImageData:
     owner: np.ndarray | None  # (N,) the client each example comes from, where the data set knows
     stand_in: str | None = None  # the npz that these come from in a data set's place, or that they are drawn
     fingerprint: str = ""  # by which other data are noticed, once they are loaded
+    loaded: Loaded = field(default_factory=Loaded)
+    warnings: tuple[str, ...] = ()  # of data that may not be what was meant
 
 
 def make_images(
@@ -52,6 +55,7 @@ def make_images(
     test: np.ndarray,
     num_classes: int | None = None,
     owner: np.ndarray | None = None,
+    loaded: Loaded | None = None,
 ) -> ImageData:
     """Return checked ``ImageData``. Lists and tensors are accepted as arrays.
 
@@ -59,8 +63,9 @@ def make_images(
         x: Images (N, H, W) or (N, H, W, C), uint8.
         y: Labels (N,), whole numbers.
         test: Marks the central test split (N,), bool.
-        num_classes: Number of classes. None means the largest label + 1.
+        num_classes: Number of classes. None means the largest label + 1, and each label must occur.
         owner: The client that each example comes from (N,), or None.
+        loaded: What the loader saw besides, such as the names of the classes.
 
     Raises ``UserError`` for an unsupported size or channel count, other lengths or labels, or no training images.
     """
@@ -103,12 +108,20 @@ def make_images(
         raise UserError(f"there must be at least 2 classes, found {classes}")
     mean, std = _moments(x[~test])
     images = torch.from_numpy(np.ascontiguousarray(x)).permute(0, 3, 1, 2)  # channels last in memory
-    labels = torch.from_numpy(y.astype(np.int64))
-    return ImageData(images, labels, torch.from_numpy(test), mean, std, classes, owner)
+    return ImageData(
+        images,
+        torch.from_numpy(y.astype(np.int64)),
+        torch.from_numpy(test),
+        mean,
+        std,
+        classes,
+        owner,
+        loaded=loaded or Loaded(),
+    )
 
 
 def check_labels(y: np.ndarray, where: str, remedy: str) -> None:
-    """Raise ``UserError`` if labels ``y`` (N,) seem not to start at 0, because a gap would create classes without examples."""
+    """Raise ``UserError`` unless each label ``y`` (N,) of 0 .. max(y) occurs, because a gap makes classes without examples."""
     if not len(y):
         return
     found, low, high = len(np.unique(y)), int(y.min()), int(y.max())
@@ -116,6 +129,8 @@ def check_labels(y: np.ndarray, where: str, remedy: str) -> None:
         raise UserError(f"{where}: the largest label is {high} though only {found} occur; labels count from 0: {remedy}")
     if low > 0:
         raise UserError(f"{where}: labels count from 0, found {low}..{high}: {remedy}")
+    if found <= high:
+        raise UserError(f"{where}: labels are 0..{high}, of which {found} occur: {remedy}")
 
 
 def check_depth(image: "Image", where: str) -> None:
@@ -189,7 +204,9 @@ def load_images(dataset: Choice) -> ImageData:
     if dataset.config.normalize == "half":
         halves = (0.5,) * len(data.mean)
         data = replace(data, mean=halves, std=halves)
-    return replace(data, fingerprint=fingerprint_images(data.x, data.y, data.test, data.owner, data.num_classes))
+    warnings = () if data.stand_in == GENERATED_PATH else tuple(check_loaded(data, f"dataset={dataset.name}"))
+    fingerprint = fingerprint_images(data.x, data.y, data.test, data.owner, data.num_classes)
+    return replace(data, fingerprint=fingerprint, warnings=warnings)
 
 
 def subsample_images(data: ImageData, fraction: float) -> ImageData:

@@ -11,6 +11,7 @@ from contrafed.core import registry
 from contrafed.core.client_run import PACKAGES, ClientRun
 from contrafed.core.errors import UserError
 from contrafed.data.images import ImageData
+from contrafed.data.loaded import check_loaded
 from contrafed.data.partition import Partition, held_out_fraction
 
 
@@ -67,6 +68,7 @@ def own_images(run: ClientRun, client: int, place: str) -> tuple[ImageData, Part
         module = registry.find(PACKAGES["dataset"], "dataset", {"name": "npz"})
         data = module.load(module.Config(**shared, num_classes=facts["num_classes"]), "npz")
     data = adapt_to_run(data, facts, str(path))
+    check_loaded(data, str(path))
     mine = [np.flatnonzero(data.test.numpy() == held) for held in (False, True)]
     parts = [[part if k == client else part[:0] for k in range(run.num_clients)] for part in mine]
     return data, Partition(parts[0], parts[1], data.y.numpy(), data.num_classes)
@@ -80,8 +82,9 @@ def class_names(place: str) -> list[str]:
     path = Path(place).expanduser()
     if not path.is_dir():
         return []
-    root = path / "train" if (path / "train").is_dir() else path
-    return sorted(entry.name for entry in root.iterdir() if entry.is_dir())
+    folder: Any = registry.find(PACKAGES["dataset"], "dataset", {"name": "folder"})
+    names: list[str] = folder.list_classes(folder.find_training(path))
+    return names
 
 
 def _size(shape: list[int]) -> str:

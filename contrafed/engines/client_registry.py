@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,12 +15,14 @@ from contrafed.core.errors import UserError
 from contrafed.data.federation import Federation
 from contrafed.data.partition import Partition
 from contrafed.engines.deadlines import MAX_QUERY_SECONDS
+from contrafed.engines.device_keys import KeyTable
 
 # Seconds between two queries of Flower's list of clients.
 POLL_SECONDS = 1.0
 # Largest number of missing partitions in a message.
 MAX_NAMED_PARTITIONS = 20
 # Characters shown of a client's text, and largest number of examples of a class that it may report.
+MAX_NAME_CHARACTERS = 60  # of a client's name, where it is shown
 LONGEST, MOST = 2000, 2**40
 # Seconds to wait for answers of clients that connect during a run.
 NEWCOMER_SECONDS = 60.0
@@ -39,6 +41,7 @@ class Members:
     settings: str  # the JSON that is part of every message to them
     num_test: np.ndarray | None = None  # (K,) examples in each client's test part, None if the federation has them
     own_data: bool = False  # whether any client has its own data
+    names: Mapping[int, str] = field(default_factory=dict)  # the names that operators gave to clients, by partition
 
     @property
     def sizes(self) -> np.ndarray:
@@ -63,6 +66,9 @@ class Asked(Protocol):
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of the connected clients."""
 
+    def get_names(self) -> Mapping[int, str]:
+        """Return the names of the connected clients by node id, without those that have none."""
+
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages and return the replies."""
 
@@ -77,16 +83,19 @@ class _Answer:
     num_test: int
     own_data: bool
     classes: list[str] = field(default_factory=list)
+    key: str = ""  # SHA-256 of its public key, empty where keys are not bound
 
     @staticmethod
-    def read(node_id: int, content: RecordDict, num_clients: int, num_classes: int) -> "_Answer":
-        """Return the answer in ``content``, checked."""
+    def read(node_id: int, content: RecordDict, num_clients: int, num_classes: int, name: str = "") -> "_Answer":
+        """Return the answer in ``content``, checked. ``name`` is the client's."""
         metrics, about = content.get(codec.METRICS, MetricRecord()), content.get(codec.CONFIG, ConfigRecord())
-        unreadable = UserError(f"client {node_id} gave no answer that can be read; is it of another version?")
+        claimed = about.get("partition-id") if isinstance(about, ConfigRecord) else None
+        who = describe(node_id, claimed if isinstance(claimed, int) else None, name)
+        unreadable = UserError(f"{who} gave no answer that can be read; is it of another version?")
         if not isinstance(metrics, MetricRecord) or not isinstance(about, ConfigRecord):
             raise unreadable
         if "refused" in about:
-            raise UserError(f"client {node_id} cannot take part: {codec.words(about['refused'])[:LONGEST]}")
+            raise UserError(f"{who} cannot take part: {codec.words(about['refused'])[:LONGEST]}")
         values: dict[str, Any] = dict(metrics)
         try:
             partition, counts = int(values["partition-id"]), np.array(values["class-counts"], dtype=np.int64)
@@ -95,11 +104,11 @@ class _Answer:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise unreadable from error
         if not 0 <= partition < num_clients:
-            raise UserError(f"client {node_id} says partition-id={partition}, which is not in 0..{num_clients - 1}")
+            raise UserError(f"{who} says partition-id={partition}, which is not in 0..{num_clients - 1}")
         if counts.shape != (num_classes,):
-            raise UserError(f"client {node_id} (partition {partition}) has counts of {counts.size} classes, not {num_classes}")
+            raise UserError(f"{describe(node_id, partition, name)} has counts of {counts.size} classes, not {num_classes}")
         if min(counts.min(), answer.num_test) < 0 or max(counts.max(), answer.num_test) > MOST:
-            raise UserError(f"client {node_id} (partition {partition}) has counts that are not in 0..{MOST}")
+            raise UserError(f"{describe(node_id, partition, name)} has counts that are not in 0..{MOST}")
         return answer
 
     def other_examples(self, before: "_Answer") -> bool:
@@ -116,13 +125,21 @@ class _Answer:
 
     def to_json(self) -> list[Any]:
         """Return what a resumed run must know of a client that has not returned."""
-        return [self.partition, self.class_counts.tolist(), self.num_test, self.own_data, self.classes]
+        return [self.partition, self.class_counts.tolist(), self.num_test, self.own_data, self.classes, self.key]
 
     @staticmethod
     def away(stored: list[Any]) -> "_Answer":
         """Return the answer that ``to_json`` stored, for a client that is away."""
-        partition, counts, num_test, own_data, classes = stored
-        return _Answer(FIRST_ABSENT_ID + partition, partition, np.array(counts, dtype=np.int64), num_test, own_data, classes)
+        partition, counts, *rest = stored  # an older checkpoint has no key
+        return _Answer(FIRST_ABSENT_ID + partition, partition, np.array(counts, dtype=np.int64), *rest)
+
+
+def describe(node_id: int, partition: int | None, name: str = "") -> str:
+    """Return what a client is called in messages: by its partition and its name, by Flower's id if there is neither."""
+    if partition is None and not name:
+        return f"client {node_id}"
+    called = [f"'{name}'"] if name else []
+    return " ".join(["client", *called, *([] if partition is None else [f"of partition {partition}"])])
 
 
 class Registry:
@@ -136,6 +153,7 @@ class Registry:
         places: Mapping[str, str],
         patience: float | None = None,
         before: Iterable[list[Any]] = (),
+        read_keys: Callable[[], Mapping[int, str]] | None = None,
     ) -> None:
         """Prepare the queries.
 
@@ -146,13 +164,18 @@ class Registry:
             places: The entries ``save`` and ``load`` of the queries.
             patience: Seconds to wait for clients, None for ever.
             before: Answers of an earlier attempt (``export_answers``). Clients that do not return in time are away.
+            read_keys: Returns the keys by node id, which are then bound to partitions. None if clients have no lasting keys.
         """
         self.before = {answer.partition: answer for answer in map(_Answer.away, before)}
+        bound = {partition: answer.key for partition, answer in self.before.items() if answer.key}
+        self.keys = None if read_keys is None else KeyTable(read_keys, bound)
         self.grid, self.federation, self.settings, self.patience = grid, federation, settings, patience
         partition = json.loads(settings)["partition"] if settings else {}
         self.max_examples = int(partition.get("max_examples", 0)) if partition.get("name") == "own" else 0  # of own data
         self.content = RecordDict({codec.CONFIG: ConfigRecord({"settings": settings, **places})})
         self.answers: dict[int, _Answer] = {}  # by partition
+        self.names: dict[int, str] = {}  # by partition
+        self.node_names: dict[int, str] = {}  # by node id
         self.known: set[int] = set()  # node ids that need not be asked
         self.waits: dict[int, tuple[int, int]] = {}  # for clients without a valid answer: the next query, and the waiting time
         self.looks = 0  # queries of newcomers
@@ -199,15 +222,21 @@ class Registry:
         lines = [str(error) for error in errors]
         for answer in answers:
             before = self.answers[answer.partition]
+            try:
+                self._bind(answer)
+            except UserError as error:
+                lines.append(str(error))
+                self.known.discard(answer.node_id)
+                continue
             if before.node_id in online:
                 self.known.discard(answer.node_id)  # Flower takes a minute to notice that a client is gone
             elif answer.other_examples(before):
-                who = f"client {answer.node_id} (partition {answer.partition})"
-                lines.append(f"{who} holds other examples than the client it stands in for")
+                lines.append(f"{self._describe(answer)} holds other examples than the client it stands in for")
             else:
                 self.answers[answer.partition], self.node_ids[answer.partition] = answer, answer.node_id
+                self._note_name(answer)
                 self.known.discard(before.node_id)  # if it returns it is asked, and may get its place again
-                lines.append(f"partition {answer.partition} is back as client {answer.node_id}")
+                lines.append(f"{self._describe(answer)} is back, under another id")
         for node_id in set(new) - self.known:
             later = 2 * self.waits.get(node_id, (0, 0))[1] or 1
             self.waits[node_id] = self.looks + later, later
@@ -218,8 +247,10 @@ class Registry:
         answers, errors = list[_Answer](), list[UserError]()
         if not ids:
             return answers, errors
+        keys = {} if self.keys is None else self.keys.read()
         self.known |= set(ids)
         messages = [Message(self.content, node_id, MessageType.QUERY) for node_id in ids]
+        names = self.node_names = {k: codec.words(v)[:MAX_NAME_CHARACTERS] for k, v in self.grid.get_names().items()}
         replies = list(self.grid.send_and_receive(messages, timeout=timeout))
         asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
         for reply in replies:
@@ -229,22 +260,33 @@ class Registry:
             if not reply.has_error():
                 classes = self.federation.data.num_classes
                 try:
-                    answers.append(_Answer.read(node_id, reply.content, self.federation.num_clients, classes))
+                    name = names.get(node_id, "")
+                    answers.append(_Answer.read(node_id, reply.content, self.federation.num_clients, classes, name))
                 except UserError as error:
                     errors.append(error)
+                else:
+                    answers[-1].key = keys.get(node_id, "")
             elif reply.error.code == ErrorCode.NODE_UNAVAILABLE:
                 self.known.discard(node_id)  # it is asked once it is back
             else:
                 said = codec.words(reply.error.reason)
-                errors.append(UserError(f"client {node_id} could not be asked for its partition: {said}"))
+                who = describe(node_id, None, names.get(node_id, ""))
+                errors.append(UserError(f"{who} could not be asked for its partition: {said}"))
         self.known -= set(asked.values())  # those that did not answer in time
         return answers, errors
+
+    def _bind(self, answer: _Answer) -> None:
+        """Bind a client's key to its partition. Raises ``UserError`` if either has another."""
+        if self.keys is not None:
+            self.keys.bind(self._describe(answer), answer.key, answer.partition)
 
     def _enter(self, answer: _Answer, online: set[int]) -> None:
         k, other = answer.partition, self.answers.get(answer.partition)
         if other is not None and other.node_id in online:
-            raise UserError(f"clients {other.node_id} and {answer.node_id} both say partition-id={k}; every client has its own")
-        who = f"client {answer.node_id} (partition {k})"
+            both = " and ".join(self.node_names.get(each.node_id, str(each.node_id)) for each in (other, answer))
+            raise UserError(f"clients {both} both say partition-id={k}; every client has its own")
+        self._bind(answer)
+        who = self._describe(answer)
         if not answer.own_data and (answer.class_counts != self.federation.partition.class_counts()[k]).any():
             raise UserError(f"{who} holds other examples than the partition deals to it: its data set is not the server's")
         if answer.own_data and not self.max_examples:
@@ -256,8 +298,17 @@ class Registry:
             raise UserError(f"{who} holds other examples than when the run began: begin a new one")
         for earlier in self.answers.values():
             if answer.other_classes(earlier):
-                raise UserError(f"{who} has classes {answer.classes}, client {earlier.node_id} has {earlier.classes}")
+                raise UserError(f"{who} has classes {answer.classes}, {self._describe(earlier)} has {earlier.classes}")
         self.answers[k] = answer
+        self._note_name(answer)
+
+    def _describe(self, answer: _Answer) -> str:
+        return describe(answer.node_id, answer.partition, self.node_names.get(answer.node_id, ""))
+
+    def _note_name(self, answer: _Answer) -> None:
+        self.names.pop(answer.partition, None)
+        if name := self.node_names.get(answer.node_id):
+            self.names[answer.partition] = name
 
     def _go_on_without(self) -> None:
         """Treat clients of the earlier attempt as away. Raises ``UserError`` if a client is missing that never answered."""
@@ -283,4 +334,4 @@ class Registry:
             parts = [[nothing if row.own_data else part(k) for k, row in enumerate(rows)] for part in (dealt.train, dealt.test)]
             federation = Federation(data, Partition(parts[0], parts[1], data.y.numpy(), data.num_classes))
         num_test = np.array([row.num_test for row in rows])
-        return Members(self.node_ids, federation, counts, self.settings, num_test, own_data)
+        return Members(self.node_ids, federation, counts, self.settings, num_test, own_data, self.names)

@@ -1,10 +1,12 @@
 """A Grid for devices, which connect and disconnect, and whose messages may be lost or unreadable."""
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from contrafed.data.federation import Federation
 from contrafed.data.own import facts_of
 from contrafed.engines.client_registry import Members, Registry
 from contrafed.engines.deadlines import MAX_REPLY_SECONDS, failed_reply, late_reply
+from contrafed.engines.device_keys import demands_keys, read_keys
+from contrafed.engines.superlink import SuperLink
 from contrafed.training.workspace import Workspace
 
 # Seconds between two queries of Flower's inbox.
@@ -39,6 +43,7 @@ class DeviceGrid:
     def __init__(self, grid: Grid, run_id: int, patience: float | None = None) -> None:
         """Wrap ``grid``. ``patience``: seconds that the run waits for a client of every partition, None for ever."""
         self.grid, self.run_id, self.patience = grid, str(run_id), patience
+        self.superlink = SuperLink(grid)
         self.limit = self.left = sys.maxsize  # largest bytes of a reply, and bytes left for the current one
         self.registry: Registry | None = None
         self.run, self.past = self.run_id, list[str]()
@@ -76,7 +81,8 @@ class DeviceGrid:
     def members(self, run: ClientRun, federation: Federation, places: Mapping[str, str]) -> Members:
         """Ask every device for its partition, and tell it which images the run's model takes."""
         settings = replace(run, images=facts_of(federation.data)).to_json()
-        self.registry = Registry(self, federation, settings, places, self.patience, self.before)
+        keys = partial(read_keys, self.grid) if demands_keys(self.grid) else None
+        self.registry = Registry(self, federation, settings, places, self.patience, self.before, keys)
         return self.registry.wait()
 
     def newcomers(self) -> list[str]:
@@ -124,14 +130,21 @@ class DeviceGrid:
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of the connected clients."""
-        return self.grid.get_node_ids()
+        return self.superlink.ask(lambda: list(self.grid.get_node_ids()), math.inf, [])
+
+    def get_names(self) -> Mapping[int, str]:
+        """Return the names that the operator gave to connected clients (``flwr supernode register --name``), by node id."""
+        get_nodes = getattr(self.grid, "get_nodes", list)
+        nodes: list[Any] = self.superlink.ask(lambda: list(get_nodes()), math.inf, [])
+        return {node.node_id: node.name for node in nodes if node.name}
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages and wait for their replies, up to ``timeout`` seconds.
 
         A client that disconnects answers with an error after Flower's limit of about a minute. A message that is not delivered
         within ``timeout`` is dropped, so that a returning client does not start with old rounds. Without ``timeout`` a reply
-        fails if it is missing after ``MAX_REPLY_SECONDS``. Flower's nightly only logs a reply that it lost.
+        fails if it is missing after ``MAX_REPLY_SECONDS``. Flower's nightly only logs a reply that it lost. Until then a
+        SuperLink that does not answer is asked again. Raises ``RunStopped`` if it is silent for too long.
         """
         messages, partitions = list(messages), self._partitions()
         for message in messages:
@@ -139,7 +152,10 @@ class DeviceGrid:
             if timeout is not None:
                 message.metadata.ttl = timeout
         ends = time.monotonic() + (MAX_REPLY_SECONDS if timeout is None else timeout)
-        pushed = self.grid.push_messages(messages) if messages else []
+        # A message that is sent twice arrives once, because Flower names it by its content.
+        pushed = self.superlink.ask(lambda: list(self.grid.push_messages(messages)), ends, None) if messages else []
+        if pushed is None:
+            return []
         waiting = {taken: message for taken, message in zip(pushed, messages, strict=False) if taken}
         replies: list[Message] = [
             failed_reply(message, "Flower did not take the message: the client is not registered, or the message too large")
@@ -148,15 +164,7 @@ class DeviceGrid:
         ]
         while waiting and time.monotonic() < ends:
             for identifier, message in list(waiting.items()):
-                self.left = self.limit
-                try:
-                    # One at a time, because an unreadable reply makes all replies of the same call fail.
-                    found = list(self.grid.pull_messages([identifier]))
-                except httpx.HTTPError:
-                    raise
-                except Exception as error:
-                    found = [failed_reply(message, f"its reply cannot be read ({type(error).__name__}: {error})")]
-                if found:
+                if found := self.superlink.ask(partial(self._pull, identifier, message), ends, list[Message]()):
                     self._hear(message, found[0], partitions)
                     replies += found
                     del waiting[identifier]
@@ -165,6 +173,17 @@ class DeviceGrid:
         if timeout is None:
             replies += map(late_reply, waiting.values())
         return replies
+
+    def _pull(self, identifier: str, message: Message) -> list[Message]:
+        """Return the reply to ``message`` if it is there. One that cannot be read is a failed one."""
+        self.left = self.limit
+        try:
+            # One at a time, because an unreadable reply makes all replies of the same call fail.
+            return list(self.grid.pull_messages([identifier]))
+        except httpx.HTTPError:
+            raise
+        except Exception as error:
+            return [failed_reply(message, f"its reply cannot be read ({type(error).__name__}: {error})")]
 
     def _partitions(self) -> dict[int, int]:
         answers = {} if self.registry is None else self.registry.answers

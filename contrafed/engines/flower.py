@@ -24,8 +24,8 @@ from contrafed.core.schema import Range
 from contrafed.data.federation import Federation
 from contrafed.engines.client_registry import Members, Registry
 from contrafed.engines.deadlines import MAX_REPLY_SECONDS, late_reply
+from contrafed.engines.engine_run import EngineRun
 from contrafed.engines.grid import SimulatedGrid
-from contrafed.engines.job import Job
 from contrafed.training.workspace import Workspace, default_device, install, uninstall
 
 # Seconds between two queries of the runtime's inbox.
@@ -116,29 +116,34 @@ class FlowerGrid(SimulatedGrid):
             raise KeyboardInterrupt
 
 
-def run(config: Config, job: Job) -> None:
-    """Run a job in Flower's simulation runtime, one CPU per ClientApp by default."""
+def run(config: Config, engine_run: EngineRun) -> None:
+    """Run in Flower's simulation runtime, one CPU per ClientApp by default."""
     from flwr.simulation import run_simulation
 
-    from contrafed.engines.ray import start_ray, stop_ray
+    from contrafed.engines.ray_start import start_ray, stop_ray
 
     stop_ray()  # it may have joined a cluster
-    start_ray(None, job.verbose, None, None)  # otherwise Flower starts it, and SIGTERM would abort the process without writing
+    start_ray(
+        None, engine_run.verbose, None, None
+    )  # otherwise Flower starts it, and SIGTERM would abort the process without writing
     _check_resources(config)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     device = default_device() if config.gpus_per_client else "cpu"  # the clients' device
-    install(job.client.to_json(), Workspace(job.client, device=device, federation=job.federation, model=job.model))
+    install(
+        engine_run.client.to_json(),
+        Workspace(engine_run.client, device=device, federation=engine_run.federation, model=engine_run.model),
+    )
     stop, done = threading.Event(), threading.Event()
     try:
-        with warnings.catch_warnings(), _stopped_by_signals(stop, job.verbose):
+        with warnings.catch_warnings(), _stopped_by_signals(stop, engine_run.verbose):
             warnings.simplefilter("ignore", DeprecationWarning)
             run_simulation(
-                server_app=_in_thread(job, stop, done),
+                server_app=_in_thread(engine_run, stop, done),
                 client_app=app,
-                num_supernodes=job.num_clients,
+                num_supernodes=engine_run.num_clients,
                 backend_config={"client_resources": {"num_cpus": config.cpus_per_client, "num_gpus": config.gpus_per_client}},
-                verbose_logging=job.verbose,
+                verbose_logging=engine_run.verbose,
             )
     except BaseException:  # the ServerApp's thread would wait for ever
         stop.set()
@@ -210,14 +215,14 @@ def _stopped_by_signals(stop: threading.Event, verbose: bool) -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _in_thread(job: Job, stop: threading.Event, done: threading.Event) -> ServerApp:
-    """Return a ServerApp that runs the job's own one with Flower's Grid until ``stop`` is set, and then sets ``done``."""
+def _in_thread(engine_run: EngineRun, stop: threading.Event, done: threading.Event) -> ServerApp:
+    """Return a ServerApp that runs the run's own one with Flower's Grid until ``stop`` is set, and then sets ``done``."""
     server_app = ServerApp()
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
         try:
-            job.server_app(FlowerGrid(grid, stop=stop), context)  # type: ignore[arg-type]
+            engine_run.server_app(FlowerGrid(grid, stop=stop), context)  # type: ignore[arg-type]
         except KeyboardInterrupt:
             pass  # the thread that received Ctrl-C raises it
         finally:

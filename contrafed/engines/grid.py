@@ -101,6 +101,10 @@ class SimulatedGrid:
     def on_checkpoint(self, server_round: int, on_disk: Callable[[], None]) -> None:
         """Do nothing, because nothing waits for it."""
 
+    def get_names(self) -> Mapping[int, str]:
+        """Return no names, because simulated clients have none."""
+        return {}
+
     def limit_replies(self, size: int) -> None:
         """Do nothing, because replies are Contrafed's own."""
 
@@ -144,7 +148,7 @@ class VirtualGrid(SimulatedGrid, Grid):
 
     @abstractmethod
     def execute(self, messages: Sequence[Message], timeout: float | None) -> list[Message | None]:
-        """Run ``message_spec`` and return their replies in the same order, None for those that exceeded the time limit."""
+        """Run ``messages`` and return their replies in the same order, None for those that exceeded the time limit."""
 
     def set_run(self, run: Run) -> None:
         """Set the run this grid belongs to."""
@@ -182,7 +186,7 @@ class VirtualGrid(SimulatedGrid, Grid):
         return [self._replies.pop(i) for i in message_ids if i in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Run ``message_spec`` and return their replies in request order, fewer if ``timeout`` (seconds) passed."""
+        """Run ``messages`` and return their replies in request order, fewer if ``timeout`` (seconds) passed."""
         ids = list(self.push_messages(messages))
         self._work(timeout)
         return self.pull_messages(ids)

@@ -10,8 +10,8 @@ from contrafed.core.disk import expand_home
 from contrafed.core.errors import RunStopped, UserError
 from contrafed.core.schema import Range
 from contrafed.engines.client_state import ClientStateStore, default_budgets
+from contrafed.engines.engine_run import EngineRun, stack_size_for
 from contrafed.engines.grid import LocalGrid
-from contrafed.engines.job import Job, stack_size_for
 from contrafed.engines.worker import reuse_memory
 from contrafed.training.errors import device_lost
 from contrafed.training.workspace import Workspace, default_device, fault_of, install, uninstall
@@ -39,8 +39,8 @@ class Config:
             raise UserError(f"engine.memory_folder: {self.memory_folder} is no folder that can be written in")
 
 
-def run(config: Config, job: Job) -> None:
-    """Run a job with virtual clients in this process."""
+def run(config: Config, engine_run: EngineRun) -> None:
+    """Run with virtual clients in this process."""
     device = config.device or default_device()
     threads = torch.get_num_threads()
     # One thread, as in every worker of the other engines, so that numbers do not depend on the number of cores.
@@ -48,15 +48,18 @@ def run(config: Config, job: Job) -> None:
     reuse_memory()
     grid = None
     try:
-        install(job.client.to_json(), Workspace(job.client, device=device, federation=job.federation, model=job.model))
+        install(
+            engine_run.client.to_json(),
+            Workspace(engine_run.client, device=device, federation=engine_run.federation, model=engine_run.model),
+        )
         on_device, in_ram = default_budgets(device)
         memory = ClientStateStore(
             on_device if config.memory_device_bytes is None else config.memory_device_bytes,
             in_ram if config.memory_host_bytes is None else config.memory_host_bytes,
             expand_home(config.memory_folder),
         )
-        grid = LocalGrid(job.num_clients, stack_size_for(config.stack_size, device, job.num_clients), memory)
-        job.serve(grid)
+        grid = LocalGrid(engine_run.num_clients, stack_size_for(config.stack_size, device, engine_run.num_clients), memory)
+        engine_run.serve(grid)
     except Exception as error:
         if not device_lost(error):
             raise

@@ -4,12 +4,7 @@ The driver sends messages in batches, longest first, to free workers. Broadcast 
 machine's workers share. Client states are objects that the driver owns by reference but never opens (docs/ARCHITECTURE.md).
 """
 
-import logging
-import os
 import pickle
-import signal
-import sys
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,10 +21,19 @@ from contrafed.core.disk import expand_home
 from contrafed.core.errors import UserError
 from contrafed.core.schema import Range
 from contrafed.core.tensors import size_of
-from contrafed.engines import ray_access, shared_memory
+from contrafed.engines import shared_memory
 from contrafed.engines.client_state import Cost
+from contrafed.engines.engine_run import EngineRun
 from contrafed.engines.grid import VirtualGrid
-from contrafed.engines.job import Job
+from contrafed.engines.ray_liveness import (
+    BEAT_SECONDS,
+    MAX_SILENT_SECONDS,
+    Heartbeats,
+    check_ray,
+    find_dead_processes,
+    report_dead_ray,
+)
+from contrafed.engines.ray_start import start_ray, stop_ray
 from contrafed.engines.ray_worker import BatchJob, Timing, Worker, unpack_messages
 from contrafed.engines.scheduling import cost_of, schedule_balanced, schedule_guided
 from contrafed.engines.worker import FIRST_NODE_ID, reuse_memory
@@ -73,8 +77,8 @@ def share_of(config: Config, gpus: int) -> float:
     return 1.0 if gpus and (config.address is not None or torch.cuda.is_available()) else 0.0
 
 
-def run(config: Config, job: Job) -> None:
-    """Run a job with virtual clients on Ray workers. Ray itself keeps running for the next job of a sweep."""
+def run(config: Config, engine_run: EngineRun) -> None:
+    """Run with virtual clients on Ray workers. Ray itself keeps running for the next job of a sweep."""
     if config.address is not None and (config.memory_host_bytes, config.memory_folder) != (None, None):
         raise UserError("engine.memory_host_bytes and engine.memory_folder are for a Ray that starts here, not for a cluster")
     threads = torch.get_num_threads()
@@ -83,86 +87,18 @@ def run(config: Config, job: Job) -> None:
     grid = None
     try:
         device = "cpu" if config.gpus_per_worker == 0 else default_device()  # the clients' device
-        workspace = Workspace(job.client, device=device, federation=job.federation, model=job.model)
-        install(job.client.to_json(), workspace)
-        start_ray(config.address, job.verbose, config.memory_host_bytes, expand_home(config.memory_folder))
+        workspace = Workspace(engine_run.client, device=device, federation=engine_run.federation, model=engine_run.model)
+        install(engine_run.client.to_json(), workspace)
+        start_ray(config.address, engine_run.verbose, config.memory_host_bytes, expand_home(config.memory_folder))
         grid = RayGrid(config, workspace)
-        job.serve(grid)
+        engine_run.serve(grid)
     finally:
         if grid is not None:
             grid.close()
+        if grid is not None and find_dead_processes():
+            stop_ray()  # for the next job of a sweep
         uninstall()
         torch.set_num_threads(threads)
-
-
-def start_ray(address: str | None, verbose: bool, memory_bytes: int | None, folder: str | None) -> None:
-    """Start Ray in this process, or join a cluster. Does nothing if it already runs with the same object store.
-
-    A Ray that starts here is closed to others (``ray_access``). A cluster's own token is in the environment.
-    """
-    if address is None:
-        ray_access.set_token()
-        # Ray's default, 15, leaves workers almost no time next to another busy process.
-        os.environ.setdefault("RAY_worker_niceness", "0")
-    import ray
-
-    global _started
-    if ray.is_initialized():
-        if _started in (None, (address, memory_bytes, folder)):
-            return
-        stop_ray()
-    options: dict[str, Any] = {"log_to_driver": verbose, "logging_level": logging.INFO if verbose else logging.ERROR}
-    if address is None:  # a cluster that runs already has its own
-        ray_access.check_token()
-        ray_access.report_unused_address()
-        options |= {"include_dashboard": False, "object_store_memory": memory_bytes, "object_spilling_directory": folder}
-        options["_temp_dir"] = ray_access.make_session_folder()
-        # Else Ray's control store keeps a record of every batch: 6.5 MB per 1,000 rounds (docs/RELIABILITY.md).
-        options["_system_config"] = {"task_events_report_interval_ms": 0}
-    else:
-        ray_access.probe(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address)
-    ending = signal.getsignal(signal.SIGTERM)
-    try:
-        _connect(address, options)
-    except ConnectionError as error:
-        raise UserError(f"engine.address={address}: no Ray cluster answers there") from error
-    except ray.exceptions.AuthenticationError as error:
-        fix = "Fix: set RAY_AUTH_MODE=token and the cluster's RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH in the environment"
-        raise UserError(f"engine.address={address}: the cluster refuses the token. {fix}") from error
-    except (ValueError, OSError) as error:  # an address that is none, more memory than there is, a folder out of bounds
-        raise UserError(f"engine=ray: Ray does not start ({' '.join(str(error).split())[:200]})") from error
-    _started = (address, memory_bytes, folder)
-    # Ray replaces the command's handler by its own, and SIGTERM would then end the process without writing.
-    if callable(ending) and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, ending)
-
-
-def _connect(address: str | None, options: dict[str, Any]) -> None:
-    """Call ``ray.init``; a Ray that starts here listens on the loopback interface alone."""
-    import ray
-
-    if address is not None:
-        ray.init(address=address, **options)
-        return
-    with ray_access.on_loopback():
-        # "local": with none Ray would join one that runs on this machine, which refuses these options.
-        about = ray.init(address="local", **options)
-    try:
-        ray_access.check_loopback(about)
-    except UserError:
-        stop_ray()
-        raise
-
-
-# Of the Ray that runs: its address, the bytes of its object store, and where that spills; None: not started here.
-_started: tuple[str | None, int | None, str | None] | None = None
-
-
-def stop_ray() -> None:
-    """Stop the Ray that ``start_ray`` started, if any."""
-    if (ray := sys.modules.get("ray")) is not None and ray.is_initialized():
-        ray.shutdown()
-    ray_access.remove_folders()
 
 
 class RayGrid(VirtualGrid):
@@ -201,6 +137,7 @@ class RayGrid(VirtualGrid):
         self.sizes: dict[int, int] = {}  # node id -> bytes of its state
         self.moving = 0.0  # seconds since the last call
         self.pool, self.broadcast = shared_memory.Pool(shared_memory.limit()), shared_memory.Broadcast(shared_memory.limit())
+        self.heartbeats = Heartbeats()
         self.workers = [self._spawn() for _ in range(count)]
         try:
             about = ray.get([worker.ready.remote(self.broadcast.address) for worker in self.workers])
@@ -216,13 +153,18 @@ class RayGrid(VirtualGrid):
         self.pace: dict[str, float] = {}  # message type -> latest seconds per unit of cost
 
     def execute(self, messages: Sequence[Message], timeout: float | None) -> list[Message | None]:
-        """Give batches to workers, longest first. Workers that die are replaced, and their messages run again."""
-        return _Dispatch(self, messages, timeout).run()
+        """Give batches to workers, longest first. Workers that die are replaced, and their messages run again.
+
+        Raises ``RunStopped`` if Ray itself ended.
+        """
+        with report_dead_ray():
+            return _Dispatch(self, messages, timeout).run()
 
     def take_changed(self) -> dict[int, dict[str, torch.Tensor]]:
         """Return the client states that changed since the last call, read from Ray's store in place."""
         changed, self.changed = sorted(self.changed), set()
-        states = self.ray.get([self.client_states[client] for client in changed])
+        with report_dead_ray():
+            states = self.ray.get([self.client_states[client] for client in changed])
         return {
             client - FIRST_NODE_ID: codec.state_of(state, CLIENT_STATE) for client, state in zip(changed, states, strict=True)
         }
@@ -245,8 +187,8 @@ class RayGrid(VirtualGrid):
     def close(self) -> None:
         """End the workers and release the client states."""
         self.client_states.clear()
-        for worker in self.workers:
-            self.ray.kill(worker)
+        for worker in self.workers if not find_dead_processes() else []:
+            self.heartbeats.kill(worker)
         self.workers = []
         self.pool.close()
         self.broadcast.close()
@@ -310,11 +252,15 @@ class _Dispatch:
         for worker in range(len(self.grid.workers)):
             self._feed(worker)
         while self.pending:
-            patience = None if self.ends is None else self._compute_seconds_left() + GRACE_SECONDS
-            ready, _ = self.ray.wait(list(self.pending), num_returns=1, timeout=patience)
-            if not ready:  # these workers hang, so their clients have not answered in time
-                self._give_up()
-                break
+            left = BEAT_SECONDS if self.ends is None else self._compute_seconds_left() + GRACE_SECONDS
+            ready, _ = self.ray.wait(list(self.pending), num_returns=1, timeout=min(left, BEAT_SECONDS))
+            if not ready:
+                check_ray()
+                if self.ends is not None and time.monotonic() >= self.ends + GRACE_SECONDS:
+                    self._give_up()  # these workers hang, so their clients have not answered in time
+                    break
+                self._replace_silent_workers()
+                continue
             batch = self.pending.pop(ready[0])
             try:
                 answer = self.ray.get(ready[0])
@@ -323,6 +269,7 @@ class _Dispatch:
                 self.ray.exceptions.WorkerCrashedError,
                 self.ray.exceptions.OutOfMemoryError,
             ) as error:
+                check_ray(error)
                 self._replace_dead_worker(batch, error)
                 self._feed(batch.worker)
                 continue
@@ -361,8 +308,18 @@ class _Dispatch:
     def _give_up(self) -> None:
         """Replace the workers that have not answered."""
         for batch in self.pending.values():
-            self.ray.kill(self.grid.workers[batch.worker])
+            self.grid.heartbeats.kill(self.grid.workers[batch.worker])
             self._replace(batch)
+
+    def _replace_silent_workers(self) -> None:
+        """Replace workers that are stopped, and run their batches again."""
+        for ref, batch in list(self.pending.items()):
+            worker = self.grid.workers[batch.worker]
+            if self.grid.heartbeats.is_silent(worker):
+                self.grid.heartbeats.kill(worker)
+                del self.pending[ref]
+                self._replace_dead_worker(batch, TimeoutError(f"no heartbeat within {MAX_SILENT_SECONDS:g} s"))
+                self._feed(batch.worker)
 
     def _replace(self, batch: _Batch) -> None:
         self.grid.replace(batch.worker)

@@ -17,7 +17,8 @@ from contrafed.core.client_run import ClientRun
 from contrafed.core.tensors import on_host, size_of
 from contrafed.data.federation import Federation
 from contrafed.engines import shared_memory
-from contrafed.engines.job import stack_size_for
+from contrafed.engines.engine_run import stack_size_for
+from contrafed.engines.ray_liveness import start_heartbeats
 from contrafed.engines.worker import BatchRunner, identify, reuse_memory
 from contrafed.training.errors import device_lost
 from contrafed.training.workspace import Workspace, default_device, install
@@ -67,6 +68,7 @@ class Worker:
     """One persistent worker process: the data set on its device and a ``BatchRunner``."""
 
     def __init__(self, data_set: Mapping[str, Any], client_run_of: str, stack_size: int | None) -> None:
+        start_heartbeats()
         torch.set_num_threads(1)
         identify()
         reuse_memory()

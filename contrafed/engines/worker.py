@@ -74,8 +74,7 @@ class BatchRunner:
             messages: The messages.
             state_of: Returns the client state for message i, when its stack starts.
             keep: Receives i and the new state when its stack is done, so that an accelerator does not hold those of a whole
-                round. Called
-                only after successful training.
+                round. Called only after successful training.
             timeout: Seconds, None for no limit.
         """
         deadline = None if timeout is None else time.monotonic() + timeout

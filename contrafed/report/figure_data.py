@@ -26,7 +26,7 @@ METRIC_LABELS = {
     "clients_accuracy_best": "clients' accuracy, best round",
     "clients_accuracy_last10_mean": "clients' accuracy, mean of the last ten",
     "local_seconds_median": "seconds of local training in a round, median",
-    "aggregate_seconds_median": "seconds of the server's rule in a round, median",
+    "aggregate_seconds_median": "seconds of aggregation on the server in a round, median",
     "global/test/accuracy": "test accuracy",
     "global/train/accuracy": "training accuracy",
     "personal/test/accuracy": "clients' accuracy",

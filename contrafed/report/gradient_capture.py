@@ -74,8 +74,10 @@ def sent_by(method: str, model: SplitModel, x: Tensor, labels: Sequence[int]) ->
     partition = Partition([np.arange(len(y))], [nothing], y.numpy(), model.num_classes)
     workspace = Workspace(run.client, federation=Federation(data, partition), model=copy.deepcopy(model))
     members = Members(np.arange(1), workspace.federation, partition.class_counts(), run.client.to_json())
-    rule = make_strategy(run, workspace, members, rounds=1)
-    received = rule.broadcast(workspace.initial) | (rule.per_client_broadcast(workspace.initial, 0, evaluating=False) or {})
+    strategy = make_strategy(run, workspace, members, rounds=1)
+    received = strategy.broadcast(workspace.initial) | (
+        strategy.per_client_broadcast(workspace.initial, 0, evaluating=False) or {}
+    )
     (update,) = workspace.client_class(workspace, [0]).update([received], 1)
     before, after = select_prefix(received, "model"), select_prefix(update.tensors, "model")
     change = {name: value - before[name] for name, value in after.items()} or select_prefix(update.tensors, "delta")

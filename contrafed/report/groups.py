@@ -42,10 +42,10 @@ def _choice(run: FinishedRun, table: dict[str, Any], key: str) -> tuple[str, str
 @lru_cache
 def _today(group: str, choice: str) -> dict[str, Any]:
     """Return the values of a choice without an experiment. Unknown choices and groups without choices have none."""
-    name, plus, rule = choice.partition("+")
+    name, plus, server = choice.partition("+")
     if name and name not in registry.choices(group):
         return {}
-    config = compose_job([*([f"{group}={name}"] if name else []), *([f"{group}.server={rule}"] if plus else [])])
+    config = compose_job([*([f"{group}={name}"] if name else []), *([f"{group}.server={server}"] if plus else [])])
     return plain_numbers(flatten_keys(to_plain(config)))
 
 
@@ -116,6 +116,10 @@ def _compute_progress(run: FinishedRun) -> tuple[bool, int, int]:
 
 # The cell of a setting that a run's method does not have, or has as null.
 EMPTY_CELL = "-"
+# Entries of a summary in which the runs of one row should agree, and what the names of versions begin with.
+PROVENANCE_KEYS, VERSIONS = ("data_fingerprint", "engine", "commit"), "versions."
+# Largest number of rows that are named because their runs differ in these.
+MAX_MIXES = 5
 
 
 @dataclass(frozen=True)
@@ -151,6 +155,23 @@ def group_runs(runs: Sequence[FinishedRun]) -> list[Group]:
         until = None if run.is_finished else int(run.summary["rounds"])
         found.setdefault((run.method, setting, until), {})[run.config.get("seed")] = run
     return [Group(method, setting, tuple(of.values()), until) for (method, setting, until), of in found.items()]
+
+
+def describe_mixes(groups: Sequence[Group]) -> str:
+    """Return a line about groups whose runs differ in data, engine, commit or versions, empty if there are none."""
+    lines = []
+    for group in groups:
+        known: dict[str, dict[str, None]] = {}
+        for run in group.runs:
+            for key, value in flatten_keys(run.summary).items():
+                if value not in (None, "") and (key in PROVENANCE_KEYS or key.startswith(VERSIONS)):
+                    known.setdefault(key.removeprefix(VERSIONS), {})[str(value)] = None
+        if mixed := [f"{key} ({', '.join(values)})" for key, values in known.items() if len(values) > 1]:
+            lines.append(f"{group.label}: {', '.join(mixed)}")
+    if not lines:
+        return ""
+    more = [f"and {len(lines) - MAX_MIXES} rows more"] if len(lines) > MAX_MIXES else []
+    return f"Runs of one row differ in more than their seed: {'; '.join([*lines[:MAX_MIXES], *more])}."
 
 
 def short(key: str) -> str:

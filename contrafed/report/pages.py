@@ -6,7 +6,7 @@ from typing import Any
 
 from contrafed.core.errors import UserError
 from contrafed.report import figures, plots, published, results, significance, tables
-from contrafed.report.groups import group_runs, usable
+from contrafed.report.groups import describe_mixes, group_runs, usable
 from contrafed.report.rank_diagram import draw_rank_diagram
 from contrafed.report.runs import FinishedRun, accuracy_of, find
 from contrafed.report.tables import Table
@@ -42,7 +42,7 @@ def write(
     found: dict[str, tuple[Table, str, str]] = {}
     title = tables.format_title(runs, title)
     every = tables.runs_table(runs, title, target)
-    found["runs"] = (every, every.markdown + tables.READ, every.latex)
+    found["runs"] = (every, every.markdown + tables.READ + _mixes(runs), every.latex)
     for comparison in published.compare(runs):
         text, latex = tables.comparison_text(comparison), tables.comparison_latex(comparison)
         found[comparison.stem] = (tables.comparison_table(comparison), text, latex)
@@ -84,7 +84,7 @@ def leave(folder: Path, runs: Sequence[Path]) -> None:
             return
         title = tables.format_title(found, folder.name)
         table = tables.runs_table(found, title)
-        text = f"# {title}\n\n{table.markdown}{tables.READ}{_differences(found, title)}"
+        text = f"# {title}\n\n{table.markdown}{tables.READ}{_mixes(found)}{_differences(found, title)}"
         (folder / "sweep.md").write_text(text, encoding="utf-8")
         (folder / "sweep.csv").write_text(table.csv, encoding="utf-8")
         plots.save(figures.accuracy(*figures.quiet(group_runs(found), title), *accuracy_of(found)), folder / "sweep")
@@ -92,6 +92,12 @@ def leave(folder: Path, runs: Sequence[Path]) -> None:
         print(f"no table of the sweep: {error}", flush=True)
     else:
         print(f"a table and a figure of {len(found)} runs are in {folder}: sweep.md, sweep.png", flush=True)
+
+
+def _mixes(runs: Sequence[FinishedRun]) -> str:
+    """Return a paragraph about rows of the table of runs whose runs are not alike, empty if there are none."""
+    line = describe_mixes(group_runs(runs))
+    return f"\n{line}\n" if line else ""
 
 
 def _differences(runs: Sequence[FinishedRun], title: str) -> str:
@@ -163,7 +169,7 @@ def _section(path: Path, stored: Sequence[FinishedRun], drawn: Path) -> tuple[st
             lone.append(f"* {tables.comparison_line(comparison)}")
     if lone:
         parts.append("One method each, ours (the paper's):\n\n" + "\n".join(lone) + "\n")
-    parts += ["### All runs\n", tables.runs_table(runs, title).markdown, _differences(runs, title)]
+    parts += ["### All runs\n", tables.runs_table(runs, title).markdown + _mixes(runs), _differences(runs, title)]
     if aside:
         parts.append("Left out: " + "; ".join(aside) + ".\n")
     pictures = []

@@ -19,6 +19,7 @@ import pandas as pd
 
 from contrafed.core.disk import replace
 from contrafed.core.errors import UserError
+from contrafed.report.csv_cells import escape_table, unescape_table
 from contrafed.report.runs import CLIENTS, MEAN_OF_CLIENTS, FinishedRun, Points, flat, placeless, read_table
 from contrafed.runs.output.folder import number_names
 
@@ -78,7 +79,7 @@ def _write(table: pd.DataFrame, path: Path, numbers: str | None = None, nan: str
     """Write a CSV completely or not at all. ``numbers`` is the format of floats, ``nan`` the text of a missing value."""
     part = path.with_name(f".{path.name}.part")
     try:
-        table.to_csv(part, index=False, float_format=numbers, na_rep=nan, lineterminator="\n")
+        escape_table(table).to_csv(part, index=False, float_format=numbers, na_rep=nan, lineterminator="\n")
         replace(part, path)
     finally:
         part.unlink(missing_ok=True)
@@ -90,7 +91,7 @@ def load(path: Path) -> list[FinishedRun]:
     if not {"run", "configuration"} <= set(rows):
         raise UserError(f"cannot read {path}: it has no columns run and configuration")
     curves = _read(path.parent / "curves" / path.name)
-    clients = read_table(path.parent / "clients" / path.name, {"run": "str", **CLIENTS})
+    clients = unescape_table(read_table(path.parent / "clients" / path.name, {"run": "str", **CLIENTS}))
     found = []
     for row in rows.to_dict("records"):
         try:
@@ -107,7 +108,7 @@ def load(path: Path) -> list[FinishedRun]:
 
 def _read(path: Path) -> pd.DataFrame:
     try:
-        return pd.read_csv(path, dtype=str, keep_default_na=False)
+        return unescape_table(pd.read_csv(path, dtype=str, keep_default_na=False))
     except (OSError, ValueError) as error:
         what = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
         raise UserError(f"cannot read {path}: {what}") from error

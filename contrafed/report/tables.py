@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from contrafed.report.csv_cells import escape_table
 from contrafed.report.groups import Group, format_value, group_runs, number_of, short
 from contrafed.report.latex import escape_tex, float_tex
 from contrafed.report.published import COLUMN, MEASURED_BY, UNREACHED_VALUES, Comparison, find_ranking_columns
@@ -61,12 +62,7 @@ class Table:
     @property
     def csv(self) -> str:
         """The numbers, unrounded. A missing number is an empty cell."""
-        return self.numbers.map(_no_formula).to_csv(index=False, lineterminator="\n")
-
-
-def _no_formula(cell: Any) -> Any:
-    """Return a cell that no spreadsheet runs: text that begins as a formula does gets an apostrophe before it."""
-    return f"'{cell}" if isinstance(cell, str) and cell[:1] in tuple("=+-@") and cell != "-" else cell
+        return escape_table(self.numbers).to_csv(index=False, lineterminator="\n")
 
 
 def _numeric(cells: Sequence[str]) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from contrafed.config.run_config import Run
+from contrafed.data.loaded import about_loaded
 from contrafed.runs import checkpoint
 from contrafed.runs.notices import said_of_attack
 from contrafed.runs.output import RunRecorder, versions
@@ -39,6 +40,7 @@ def facts(run: Run, workspace: Workspace) -> dict[str, Any]:
         "method": run.client.strategy.name,
         "dataset": run.client.dataset.name,
         **({"stand_in": data.stand_in} if data.stand_in else {}),
+        **({"data": about_loaded(data, data.warnings)} if len(data.y) else {}),
         **({key: run.composed[key] for key in ("experiment", "scale") if run.composed.get(key)}),
         "partition": run.client.partition.name,
         **({f"partition_small_{n}": v for n, v in asdict(small).items()} if small.clients else {}),

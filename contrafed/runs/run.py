@@ -41,9 +41,8 @@ def run(cfg: DictConfig | Mapping[str, Any], *, unique: bool = True, on_round: O
         cfg: The composed configuration.
         unique: Use ``output_dir-2`` and so on if ``output_dir`` already holds a run. Otherwise that is an error.
         on_round: Called as ``on_round(server_round, values)`` after every round, and after the initial model's evaluation as
-            round 0.
-            The names of ``values`` are SCOPE/SPLIT/METRIC as in ``metrics.csv``. An exception from it ends the run, and
-            everything so far is written.
+            round 0. The names of ``values`` are SCOPE/SPLIT/METRIC as in ``metrics.csv``. An exception from it ends the run,
+            and everything so far is written.
 
     Returns:
         The content of ``summary.json``, and the run's folder under ``"folder"``.
@@ -82,7 +81,7 @@ def run_resolved(wanted: Run, *, unique: bool = True, on_round: OnRound | None =
     quiet_libraries(wanted.verbose)  # sets what Flower and Ray read when they are imported
     from contrafed.config.method import check_batches, check_model
     from contrafed.data.federation import load_federation
-    from contrafed.engines.job import Job
+    from contrafed.engines.engine_run import EngineRun
     from contrafed.runs.evaluation import initial_file, initial_model
     from contrafed.runs.server_app import app_for
     from contrafed.training.workspace import make_model
@@ -95,7 +94,7 @@ def run_resolved(wanted: Run, *, unique: bool = True, on_round: OnRound | None =
     ready = with_folder(wanted, federation.data.fingerprint, unique)
     assert ready.folder is not None
     with alone(ready.folder):
-        job = Job(app_for(ready, on_round), ready.client, federation, model, ready.verbose)
-        ready.engine.module.run(ready.engine.config, job)
+        engine_run = EngineRun(app_for(ready, on_round), ready.client, federation, model, ready.verbose)
+        ready.engine.module.run(ready.engine.config, engine_run)
     summary: dict[str, Any] = json.loads((ready.folder / "summary.json").read_text(encoding="utf-8"))
     return {**summary, "folder": str(ready.folder)}

@@ -19,6 +19,7 @@ from contrafed.core.privacy import central, gaussian
 from contrafed.core.tensors import Tensors
 from contrafed.core.tracker import Tracked
 from contrafed.data.fingerprint import fingerprint_run
+from contrafed.data.loaded import describe_loaded
 from contrafed.engines.attack import wrap_in_attack
 from contrafed.engines.client_registry import Members
 from contrafed.engines.grid import RunGrid
@@ -106,7 +107,8 @@ class Session:
                 if self.on_round is not None:
                     self.on_round(server_round, values)
 
-            log = RoundLog(self.recorder, progress, strategy, self.grid.memory_cost, self.grid.every_failure, follow)
+            cost, every, names = self.grid.memory_cost, self.grid.every_failure, self.members.names
+            log = RoundLog(self.recorder, progress, strategy, cost, every, follow, names)
 
             def after(done: Round, arrays: ArrayRecord) -> bool:
                 self.model = codec.from_record(arrays)
@@ -146,11 +148,15 @@ class Session:
                 self._advise(log, progress)
 
     def _list_notices(self) -> list[str]:
-        """Return the lines that a run begins with. A resumed run has printed all but the tracker's."""
+        """Return the lines that a run begins with. A resumed run has printed the others before."""
         run, members = self.run, self.members
-        lines = [said_of_small(self.workspace), said_of_norms(self.workspace), said_of_attackers(run), self._explain_unscored()]
-        lines += [said_of_delta(run), warn_of_large(members.sizes, members.own_data)]
+        data = self.workspace.federation.data
+        lines = [describe_loaded(data) if len(data.y) else "", *data.warnings]
+        lines += [said_of_small(self.workspace), said_of_norms(self.workspace), said_of_attackers(run)]
+        lines += [self._explain_unscored(), said_of_delta(run), warn_of_large(members.sizes, members.own_data)]
         follow = [f"to follow it: {self.tracker.line}"] if self.tracker.line else []
+        if self.resumed is not None:
+            follow.insert(0, f"resumed after round {self.resumed.server_round} of {self.rounds}, from {self.resumed.path}")
         return [line for line in lines if line and self.resumed is None] + follow
 
     def _watch_model(self, done: Round, progress: Progress) -> None:
@@ -355,7 +361,7 @@ def make_strategy(run: Run, workspace: Workspace, members: Members, rounds: int)
     return build_strategy(
         run,
         workspace.model,
-        Population(sizes, members.node_ids, run.held_out_clients, members.test_sizes),
+        Population(sizes, members.node_ids, run.held_out_clients, members.test_sizes, members.class_counts),
         lambda: members.class_proportions()[: run.num_trained],
         settings=members.settings,
         num_rounds=rounds,

@@ -53,10 +53,8 @@ def compose_deployed_run(overrides: str, num_clients: int | None = None, config_
         refuse_timeout(wanted.engine.config.round_timeout)
     if num_clients is not None and (wanted.checkpoint_every is not None or wanted.resume is not None):
         raise UserError("Flower's simulation keeps what clients remember to itself; checkpoints need main.py or devices")
-    if num_clients is None and getattr(wanted.privacy.config, "noise", "secret") != "secret":
-        raise UserError(
-            "privacy on devices needs privacy.noise=secret: all clients know the seed that noise is else drawn from"
-        )
+    if num_clients is None and getattr(wanted.privacy.config, "seeded_noise", False):
+        raise UserError("privacy.seeded_noise=true: all devices know the seed. Fix: privacy.seeded_noise=false")
     if num_clients is None and getattr(wanted.privacy.config, "amplification", False):
         raise UserError("privacy.amplification=true hides who takes part, which all devices know from the seed")
     if num_clients is None and wanted.attack.name != "none":

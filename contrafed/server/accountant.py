@@ -12,6 +12,9 @@ from contrafed.core.privacy.gaussian import Gaussian
 
 PACKAGE = "dp_accounting"
 
+# Of a summary, if privacy.seeded_noise=true: from the seed the noise could be drawn again.
+SEED_IS_SECRET = "holds only while the seed is secret"
+
 
 def needs_accountant() -> None:
     """Raise ``UserError`` if the accountant is not installed."""
@@ -53,7 +56,8 @@ class Budget:
 
     def about(self) -> dict[str, Any]:
         """Return the entries of a run's summary."""
-        return {"epsilon": self.epsilon(), "delta": self.config.delta, "privacy_rounds": self.releases}
+        about = {"epsilon": self.epsilon(), "delta": self.config.delta, "privacy_rounds": self.releases}
+        return about | ({"epsilon_condition": SEED_IS_SECRET} if self.config.seeded_noise else {})
 
     def epsilon(self) -> float:
         """Return epsilon at the configuration's delta. It is infinite without noise."""

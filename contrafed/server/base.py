@@ -78,21 +78,21 @@ class FederatedStrategy(Strategy):
         """Prepare a run of ``num_rounds`` rounds.
 
         Args:
-            config: Settings of the strategy. ``client_config`` are the client's, and ``settings`` the JSON that clients
-            receive. max_norm: Larger joint L2 norms of a reply's tensors are rejected. norm_limit: Rejects replies far longer
-            than others. min_replies: With fewer valid replies a round changes neither the model nor the server state.
+            settings: The JSON that clients receive.
+            max_norm: Larger joint L2 norms of a reply's tensors are rejected.
+            norm_limit: Rejects replies far longer than others.
+            min_replies: With fewer valid replies a round changes neither the model nor the server state.
             num_local_steps: Returns the steps of a client with so many examples, by which engines balance their workers.
-            after_training: Evaluate clients after the next round's local update, whose result is discarded. privacy: Clip
-            replies and add noise to their sums. aggregation: Replaces a mean of replies.
+            after_training: Evaluate clients after the next round's local update, whose result is discarded.
+            privacy: Clip replies and add noise to their sums.
+            aggregation: Replaces a mean of replies.
         """
         self.config, self.client_config, self.client_class = config, client_config, client_class
         self.broadcast_spec, self.upload_spec = client_class.message_spec(model, client_config)
         self.buffers = getattr(model, "buffer_names", frozenset())
-        # Names of the model's shared parameters.
         self.shared_names = [
             n.removeprefix("model/") for n in self.broadcast_spec if n.startswith("model/") and n[6:] not in self.buffers
         ]
-        # Whether clients are evaluated by personal models, and whether there is a global model to evaluate.
         self.after_training = after_training
         self.personal = (
             after_training or client_class.is_personal(client_config) or getattr(model, "buffers_are", "") == "local"
@@ -109,7 +109,7 @@ class FederatedStrategy(Strategy):
         # Called with a round's valid replies after aggregation. May write to ``self.round``.
         self.on_aggregated: Callable[[Replies], None] | None = None
         self._sent: list[tuple[Message, int]] = []
-        self._received: dict[int, Tensors] = {}  # by partition id, the tensors that a client starts from in this round
+        self.received: dict[int, Tensors] = {}  # by partition id, the tensors that a client starts from in this round
         self._scored: set[int] = set()  # the clients whose evaluation is used
         self._forgetful: set[int] = set()  # clients whose loss of state is already reported, and that have not trained since
         self.setup()
@@ -129,9 +129,7 @@ class FederatedStrategy(Strategy):
 
     @classmethod
     def check(cls, config: Any, client: Choice, participation: Choice) -> None:
-        """Raise ``UserError`` for a client or a participation pattern that the strategy does not support, before anything
-        runs.
-        """
+        """Raise ``UserError`` for a client or a participation pattern that the strategy does not support."""
 
     @classmethod
     def needs_individual_updates(cls, config: Any) -> str:
@@ -159,9 +157,7 @@ class FederatedStrategy(Strategy):
         return self.broadcast(model)
 
     def per_client_broadcast(self, model: Tensors, client: int, evaluating: bool) -> Tensors | None:
-        """Return tensors for this client alone, which replace those of the broadcast. ``evaluating``: they are for an
-        evaluation.
-        """
+        """Return tensors for this client alone that replace those of the broadcast, in training or when ``evaluating``."""
         return None
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
@@ -199,7 +195,6 @@ class FederatedStrategy(Strategy):
         self.round.bytes_down = len(clients) * sum(4 * math.prod(shape) for shape in self.broadcast_spec.values())
         costs = checks.costs(self, clients)
         common = {**config, "server-round": server_round, "settings": self.settings}
-        # clients of one cost share one
         scalars = {cost: ConfigRecord({**common, "cost": cost}) for cost in set(costs.values())}
         asked = {client: scalars[cost] for client, cost in costs.items()}
         return self._write(MessageType.TRAIN, server_round, self.model, self.broadcast, asked)
@@ -218,7 +213,7 @@ class FederatedStrategy(Strategy):
             if self.on_aggregated is not None:
                 self.on_aggregated(good)
         self.round.metrics |= {n: v for n, v in good.mean_metrics().items() if n not in self.round.metrics}
-        self._sent, self._received = [], {}
+        self._sent, self.received = [], {}
         return codec.to_record(self.model), MetricRecord(dict(self.round.metrics))
 
     def next_model(self, model: Tensors, replies: Replies) -> Tensors:
@@ -259,14 +254,14 @@ class FederatedStrategy(Strategy):
         for client, reply in self._answers(replies, evaluating=True):
             self.round.hear(client, reply, self._forgetful, evaluating=True)
             try:
-                score = read_score(client, reply, self.population.num_test)
+                score = read_score(client, reply, self.population.num_test, self.client_class.model_names)
             except ValueError as error:
                 self.round.rejected["evaluation malformed"] += 1
                 self.round.failures.append(f"client {client}, evaluation: {error}")
             else:
                 if score.num_examples and client in self._scored:
                     scores.append(score)
-        self._sent, self._received = [], {}
+        self._sent, self.received = [], {}
         if not scores:
             return None
         scores.sort(key=lambda score: score.client)
@@ -336,7 +331,7 @@ class FederatedStrategy(Strategy):
         self, kind: str, server_round: int, model: Tensors, broadcast: Broadcast, configs: Mapping[int, ConfigRecord]
     ) -> list[Message]:
         """Return a message for every client of ``configs``: the broadcast, one record for all, or with a client's own."""
-        self._sent, self._received = [], {}
+        self._sent, self.received = [], {}
         shared, model = checks.broadcast(self, broadcast, model), leave_out(model, self.buffers)
         common = checks.sent_fault(self, shared)  # once, because most strategies send the same to all clients
         record = codec.to_record({} if common else shared)
@@ -344,8 +339,8 @@ class FederatedStrategy(Strategy):
             own = self.per_client_broadcast(model, client, kind == MessageType.EVALUATE)
             if fault := common if own is None else checks.sent_fault(self, shared, own):
                 raise checks.build_request_error(self, server_round, fault)
-            self._received[client] = shared if own is None else shared | own
-            arrays = record if own is None else codec.to_record(self._received[client])
+            self.received[client] = shared if own is None else shared | own
+            arrays = record if own is None else codec.to_record(self.received[client])
             content = RecordDict({codec.ARRAYS: arrays, codec.CONFIG: config})
             message = Message(content, int(self.population.node_ids[client]), kind, group_id=str(server_round))
             self._sent.append((message, client))
@@ -379,9 +374,9 @@ class FederatedStrategy(Strategy):
             if self.participation.loses(self.round.server_round, client):
                 self.round.lost += 1
                 continue
-            size = int(self.population.sizes[client])
+            size, losses = int(self.population.sizes[client]), self.client_class.loss_names
             try:
-                reply = read_reply(client, message, self.upload_spec, self._received[client], size, self.max_norm)
+                reply = read_reply(client, message, self.upload_spec, self.received[client], size, self.max_norm, losses)
             except ValueError as error:
                 self.round.reject(client, str(error), read_divergence(message))
             else:

@@ -27,10 +27,10 @@ def _split(reply: Reply, buffers: Collection[str]) -> tuple[Reply, Reply]:
     return replace(reply, tensors=rest), replace(reply, tensors={name: reply.tensors[name] for name in theirs})
 
 
-def average_buffers(rule: Any, replies: Replies) -> Tensors:
+def average_buffers(strategy: Any, replies: Replies) -> Tensors:
     """Return the mean of the buffers that clients sent, weighted by ``strategy.weights``. Counters are rounded."""
     if not len(replies) or not replies[0].tensors:
         return {}
-    uniform = getattr(rule.config, "weights", "samples") == "uniform"
+    uniform = getattr(strategy.config, "weights", "samples") == "uniform"
     mean = replies.mean("model", np.ones(len(replies)) if uniform else replies.num_examples)
     return {name: value if value.dim() else value.round() for name, value in mean.items()}

@@ -20,9 +20,9 @@ from contrafed.server.replies import AbsentError, Replies, norm
 ARRAYS = {np.dtype(str(kind).removeprefix("torch.")) for kind in TYPES if kind is not torch.bfloat16}
 
 
-def select_clients(rule: Any, server_round: int) -> np.ndarray:
+def select_clients(strategy: Any, server_round: int) -> np.ndarray:
     """Return the clients that a strategy selects, sorted. Raises ``RunStopped`` unless they are distinct partition ids."""
-    clients, count = np.asarray(rule.select(server_round)), rule.population.num_clients
+    clients, count = np.asarray(strategy.select(server_round)), strategy.population.num_clients
     got = f"{clients.dtype} {clients.shape}"
     if clients.ndim == 1 and not len(clients):
         return clients.astype(np.int64)
@@ -32,31 +32,31 @@ def select_clients(rule: Any, server_round: int) -> np.ndarray:
         if not len(wrong):
             return clients
         got = str(wrong[-1])
-    wanted = f"{type(rule).__name__}.select must return partition ids, whole numbers of 0..{count - 1}, each at most once"
+    wanted = f"{type(strategy).__name__}.select must return partition ids, whole numbers of 0..{count - 1}, each at most once"
     raise RunStopped(f"round {server_round}: {wanted}, got {got}")
 
 
-def broadcast(rule: Any, method: Callable[[Tensors], Tensors], model: Tensors) -> Tensors:
-    """Return what a rule's ``broadcast`` makes of the parameters, and the buffers that clients receive."""
-    shared = method(leave_out(model, rule.buffers))
-    if not rule.buffers or not isinstance(shared, dict):
+def broadcast(strategy: Any, method: Callable[[Tensors], Tensors], model: Tensors) -> Tensors:
+    """Return what a strategy's ``broadcast`` makes of the parameters, and the buffers that clients receive."""
+    shared = method(leave_out(model, strategy.buffers))
+    if not strategy.buffers or not isinstance(shared, dict):
         return shared
-    return shared | {f"model/{name}": model[name] for name in rule.buffers if f"model/{name}" in rule.broadcast_spec}
+    return shared | {f"model/{name}": model[name] for name in strategy.buffers if f"model/{name}" in strategy.broadcast_spec}
 
 
-def sent_fault(rule: Any, *parts: Any) -> str:
+def sent_fault(strategy: Any, *parts: Any) -> str:
     """Return what is wrong with the tensors for a client, empty if nothing is. Later ``parts`` replace earlier ones."""
-    name, tensors = type(rule).__name__, dict[str, Any]()
+    name, tensors = type(strategy).__name__, dict[str, Any]()
     for part in parts:
         if not isinstance(part, dict):
             return f"{name} must send tensors by name, in a dictionary, not {_kind(part)}"
         tensors |= part
-    if missing := rule.broadcast_spec.keys() - tensors.keys():
+    if missing := strategy.broadcast_spec.keys() - tensors.keys():
         bare = min(missing).removeprefix("model/")
         hint = f': its {bare} goes out as add_prefix("model", ...), of contrafed.core.tensors' if bare in tensors else ""
         return f"strategy.server: the client expects {min(missing)}, which {name} does not send{hint}"
     for tensor, value in tensors.items():
-        shape = rule.broadcast_spec.get(tensor)
+        shape = strategy.broadcast_spec.get(tensor)
         if not isinstance(value, Tensor):
             return f"{name} must send tensors, but {tensor} is a {_kind(value)}"
         if shape is not None and value.shape != tuple(shape):
@@ -64,112 +64,115 @@ def sent_fault(rule: Any, *parts: Any) -> str:
             return f"{expected}, but {name} sends {tuple(value.shape)}"
         if tensor.startswith("model/") and not value.is_floating_point():
             return f"{name} must send models as floating-point numbers, but {tensor} is {format_of(value)}"
-    if more := tensors.keys() - rule.broadcast_spec.keys():
-        return f"{name} sends {min(more)}, which the client does not expect{nearest(min(more), rule.broadcast_spec, cutoff=0)}"
+    if more := tensors.keys() - strategy.broadcast_spec.keys():
+        return (
+            f"{name} sends {min(more)}, which the client does not expect{nearest(min(more), strategy.broadcast_spec, cutoff=0)}"
+        )
     return ""
 
 
-def costs(rule: Any, clients: np.ndarray) -> dict[int, int]:
+def costs(strategy: Any, clients: np.ndarray) -> dict[int, int]:
     """Return how many steps each of these clients takes, by the client's ``num_local_steps``.
 
     Raises:
         UserError: If it fails or does not return a number, before the first round's training.
         RunStopped: The same, later.
     """
-    half = rule.client_class
+    half = strategy.client_class
     try:
         with registry.report_author_errors(f"{half.__name__}.num_local_steps", inspect.getfile(half)):
-            found = {client: rule.num_local_steps(int(rule.population.sizes[client])) for client in clients.tolist()}
+            found = {client: strategy.num_local_steps(int(strategy.population.sizes[client])) for client in clients.tolist()}
         for client, cost in found.items():
             if not isinstance(cost, int | np.integer) or isinstance(cost, bool):
                 wanted = f"{half.__name__}.num_local_steps must return a whole number of steps"
                 raise UserError(f"{wanted}, got {_kind(cost)} for client {client}")
     except UserError as error:
-        raise build_request_error(rule, rule.round.server_round, str(error)) from error
+        raise build_request_error(strategy, strategy.round.server_round, str(error)) from error
     return {client: int(cost) for client, cost in found.items()}
 
 
-def weights_of(rule: Any) -> np.ndarray | None:
+def weights_of(strategy: Any) -> np.ndarray | None:
     """Return each client's weight in the last round (K,). Raises ``RunStopped`` for another shape or other values."""
-    weights, count = rule.client_weights(), rule.population.num_clients
+    weights, count = strategy.client_weights(), strategy.population.num_clients
     if weights is not None and (
         not isinstance(weights, np.ndarray) or weights.shape != (count,) or weights.dtype.kind not in "iuf"
     ):
         raise build_stop_error(
-            rule, f"{type(rule).__name__}.client_weights must return ({count},) numbers or None, got {_kind(weights)}"
+            strategy, f"{type(strategy).__name__}.client_weights must return ({count},) numbers or None, got {_kind(weights)}"
         )
     return weights
 
 
-def eval_model_fault(rule: Any, model: Tensors, made: Any) -> str:
+def eval_model_fault(strategy: Any, model: Tensors, made: Any) -> str:
     """Return what is wrong with the model that a strategy evaluates in place of ``model``, empty if nothing is."""
     fault = _model_fault(model, made)
     if not fault and (missing := model.keys() - made.keys()):
         fault = f"{min(missing)} is missing"
-    return fault and f"{type(rule).__name__}.eval_model must return the whole model, tensors by name: {fault}"
+    return fault and f"{type(strategy).__name__}.eval_model must return the whole model, tensors by name: {fault}"
 
 
-def eval_model(rule: Any, model: Tensors) -> Tensors:
-    """Return the model that a rule has scored in place of ``model``. Raises ``RunStopped`` where it is none."""
-    weights = leave_out(model, rule.buffers)
-    made: Tensors = rule.eval_model(weights)
-    if fault := eval_model_fault(rule, weights, made):
-        raise build_stop_error(rule, fault)
-    return {name: made.get(name, value) for name, value in model.items()} if rule.buffers else made
+def eval_model(strategy: Any, model: Tensors) -> Tensors:
+    """Return the model that a strategy has scored in place of ``model``. Raises ``RunStopped`` where it is none."""
+    weights = leave_out(model, strategy.buffers)
+    made: Tensors = strategy.eval_model(weights)
+    if fault := eval_model_fault(strategy, weights, made):
+        raise build_stop_error(strategy, fault)
+    return {name: made.get(name, value) for name, value in model.items()} if strategy.buffers else made
 
 
-def state_fault(rule: Any) -> str:
+def state_fault(strategy: Any) -> str:
     """Return which part of a strategy's state a checkpoint cannot hold, empty if it can hold all of it."""
-    if new := vars(rule).keys() - getattr(rule, "_begun", vars(rule).keys()):
+    if new := vars(strategy).keys() - getattr(strategy, "_begun", vars(strategy).keys()):
         where = "what lasts goes into self.state, what does not is begun in setup()"
-        return f"{type(rule).__name__}: no checkpoint holds self.{min(new)}: {where}"
-    place = _unkept(rule.state.items(), "self.state")
+        return f"{type(strategy).__name__}: no checkpoint holds self.{min(new)}: {where}"
+    place = _unkept(strategy.state.items(), "self.state")
     kept = "tensors, arrays, numbers and text, in lists, tuples and dictionaries by text or whole numbers"
-    return f"{type(rule).__name__}: {place}, but a checkpoint holds {kept}" if place else ""
+    return f"{type(strategy).__name__}: {place}, but a checkpoint holds {kept}" if place else ""
 
 
-def next_model(rule: Any, replies: Replies) -> Tensors:
+def next_model(strategy: Any, replies: Replies) -> Tensors:
     """Return the next global model: the aggregated tensors in the model's types, and the other tensors unchanged.
 
     Raises:
         RunStopped: If it is not a model or not finite, or if the strategy's state or metrics cannot be saved or logged.
     """
-    name, whole = type(rule).__name__, rule.model
-    model = leave_out(whole, rule.buffers)
-    if rule.buffers:
-        replies, sent = split_replies(replies, rule.buffers)
+    name, whole = type(strategy).__name__, strategy.model
+    model = leave_out(whole, strategy.buffers)
+    if strategy.buffers:
+        replies, sent = split_replies(replies, strategy.buffers)
     before = [(tensor, tensor._version) for reply in replies for tensor in reply.tensors.values()]
     try:
-        made = (aggregate_privately if rule.privacy else type(rule).next_model)(rule, model, replies)
+        made = (aggregate_privately if strategy.privacy else type(strategy).next_model)(strategy, model, replies)
     except AbsentError as error:
-        raise build_stop_error(rule, f"{name}.aggregate: {error}") from error
+        raise build_stop_error(strategy, f"{name}.aggregate: {error}") from error
+    strategy.round.largest_share = replies.largest_share
     if any(tensor._version != version for tensor, version in before):
         raise build_stop_error(
-            rule, f"{name}.aggregate must not change replies in place: what clients remember may be the same tensors"
+            strategy, f"{name}.aggregate must not change replies in place: what clients remember may be the same tensors"
         )
     if fault := _model_fault(model, made):
-        raise build_stop_error(rule, f"{name}.aggregate must return tensors of the model by name: {fault}")
-    if rule.buffers:
-        made = made | average_buffers(rule, sent)
+        raise build_stop_error(strategy, f"{name}.aggregate must return tensors of the model by name: {fault}")
+    if strategy.buffers:
+        made = made | average_buffers(strategy, sent)
     new = {key: made[key].to(old.dtype) if key in made else old for key, old in whole.items()}
     if not math.isfinite(norm(new.values())):
         worst = next(key for key, value in new.items() if not value.isfinite().all())
-        raise build_stop_error(rule, f"{name}.aggregate made a model that is not finite ({worst})", "diverged")
-    if fault := _metrics_fault(rule) or state_fault(rule):
-        raise build_stop_error(rule, fault)
+        raise build_stop_error(strategy, f"{name}.aggregate made a model that is not finite ({worst})", "diverged")
+    if fault := _metrics_fault(strategy) or state_fault(strategy):
+        raise build_stop_error(strategy, fault)
     return new
 
 
-def build_request_error(rule: Any, server_round: int, fault: str) -> UserError | RunStopped:
+def build_request_error(strategy: Any, server_round: int, fault: str) -> UserError | RunStopped:
     """Return the error for a fault in a message to clients: ``UserError`` before any round is lost by it, else
     ``RunStopped``.
     """
-    return UserError(fault) if server_round < 2 else build_stop_error(rule, fault)
+    return UserError(fault) if server_round < 2 else build_stop_error(strategy, fault)
 
 
-def build_stop_error(rule: Any, fault: str, status: str = "failed") -> RunStopped:
+def build_stop_error(strategy: Any, fault: str, status: str = "failed") -> RunStopped:
     """Return the error that ends a run for a strategy's fault, with the round."""
-    return RunStopped(f"round {rule.round.server_round}: {fault}", status)
+    return RunStopped(f"round {strategy.round.server_round}: {fault}", status)
 
 
 def _model_fault(model: Tensors, made: Any) -> str:
@@ -186,9 +189,9 @@ def _model_fault(model: Tensors, made: Any) -> str:
     return ""
 
 
-def _metrics_fault(rule: Any) -> str:
+def _metrics_fault(strategy: Any) -> str:
     """Return which of the strategy's metrics of the round cannot be logged, empty if all can."""
-    name, done = type(rule).__name__, rule.round
+    name, done = type(strategy).__name__, strategy.round
     for metric in (*done.metrics, *done.client_metrics):
         if not isinstance(metric, str):
             return f"{name}: metrics of self.round have text for their names, got {metric!r}"

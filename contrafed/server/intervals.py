@@ -19,19 +19,18 @@ class Intervals:
             num_clients: K.
             cutoff: C.
             lag: Use an interval only in the round after its end (FedAU's code, with first weight 1). Otherwise use it at once
-                (PMFL,
-                Algorithm 2).
+                (PMFL, Algorithm 2).
             state: The strategy's state.
         """
         self.cutoff, self.lag, self.state = cutoff, lag, state
-        state["waited"] = np.zeros(num_clients, dtype=np.int64)
-        state["ended"] = np.zeros(num_clients, dtype=np.int64)
-        state["mean"] = np.ones(num_clients, dtype=np.float64)
+        state["rounds_waited"] = np.zeros(num_clients, dtype=np.int64)
+        state["num_intervals"] = np.zeros(num_clients, dtype=np.int64)
+        state["mean_interval"] = np.ones(num_clients, dtype=np.float64)
         self.weights = np.full(num_clients, np.nan)  # (K,) of the last round, NaN before the first interval's end
 
     def tick(self, clients: np.ndarray) -> np.ndarray:
         """Process one round with the cohort ``clients`` (m,), and return its weights (m,)."""
-        waited, ended, mean = self.state["waited"], self.state["ended"], self.state["mean"]
+        waited, ended, mean = self.state["rounds_waited"], self.state["num_intervals"], self.state["mean_interval"]
         before = mean.copy()
         waited += 1
         ends = waited >= self.cutoff

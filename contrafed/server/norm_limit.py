@@ -11,6 +11,8 @@ from contrafed.server.round_log import Round
 TOO_LONG = "norm too large beside others"
 # Norms that are kept, and how many accepted ones stand for themselves.
 MAX_KEPT, MIN_KEPT = 100, 3
+# The default of engine.max_norm_ratio in conf/engine. Under privacy=central it stands for no limit.
+DEFAULT_RATIO = 1000
 
 
 class NormLimit:

@@ -1,7 +1,7 @@
 """Check the replies of a round, and compute the sums of replies that strategies use."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
@@ -15,7 +15,7 @@ from torch.nn.utils import get_total_norm
 from contrafed.core import codec
 from contrafed.core.errors import unknown
 from contrafed.core.tensors import Tensors, select_prefix
-from contrafed.core.weighted_sum import combine
+from contrafed.core.weighted_sum import weighted_sum
 from contrafed.server.aggregation import Aggregation
 
 # A .npy header of ours has 128 bytes. A longer one than this is invalid.
@@ -24,9 +24,6 @@ MAX_NPY_HEADER_BYTES = 4096
 MAX_SHOWN_CHARACTERS = 200
 # Largest size of a reply in addition to its tensors, in bytes: metadata, metrics, and a failed client's text.
 MAX_REPLY_OVERHEAD_BYTES = 2**20
-
-# Metrics of one reply, and characters of a name. A client that invents thousands would fill the disk.
-MAX_METRICS, MAX_NAME_LENGTH = 64, 64
 
 # The cause of rejection for a diverged client.
 NOT_FINITE = "not finite"
@@ -78,6 +75,7 @@ class Replies(Sequence[Reply]):
     def __init__(self, replies: Iterable[Reply], aggregation: Aggregation | None = None) -> None:
         """Sort the replies. ``aggregation`` replaces means of them, and None keeps the mean."""
         self.aggregation = aggregation
+        self.largest_share = math.nan  # of one client in a sum of this round, by absolute weights
         self._replies = sorted(replies, key=lambda reply: reply.client)
 
     def __len__(self) -> int:
@@ -126,10 +124,18 @@ class Replies(Sequence[Reply]):
             ValueError: Without replies.
             AbsentError: If clients upload other groups but not this one. ``model`` may be empty.
         """
-        return combine(self._get_sent_tensors(group), weights.tolist())
+        self.note_weights(weights)
+        return weighted_sum(self._get_sent_tensors(group), weights.tolist())
+
+    def note_weights(self, weights: np.ndarray) -> None:
+        """Keep the largest share of one client in a sum."""
+        shares = np.abs(weights)
+        if shares.sum() > 0:
+            self.largest_share = float(np.fmax(self.largest_share, shares.max() / shares.sum()))
 
     def weighted_terms(self, group: str, weights: np.ndarray) -> tuple[list[Tensors], list[float]]:
         """Return the models and factors of ``weighted_sum``, for a strategy that adds further terms to it."""
+        self.note_weights(weights)
         return self._get_sent_tensors(group), weights.tolist()
 
     def _get_sent_tensors(self, name: str) -> list[Tensors]:
@@ -172,7 +178,7 @@ class Replies(Sequence[Reply]):
         if group != "model":
             return self.aggregation.combine(self._get_sent_tensors(group), shares)
         change = self.aggregation.combine(self.deltas(), shares)
-        begun = combine([reply.start_model(change) for reply in self], shares.tolist())
+        begun = weighted_sum([reply.start_model(change) for reply in self], shares.tolist())
         return {name: begun[name] + change[name] for name in change}
 
     def mean_metrics(self) -> dict[str, float]:
@@ -196,16 +202,18 @@ def read_reply(
     received: Tensors,
     num_examples: int,
     max_norm: float | None = None,
+    loss_names: Collection[str] = (),
 ) -> Reply:
     """Return a reply's content. Shapes are checked before bytes are read.
 
     Args:
         client: Partition id of the client.
         message: The reply.
-        up: Names and shapes of the client's upload.
+        upload_spec: Names and shapes of the client's upload.
         received: The tensors that the client received.
         num_examples: The client's number of examples. Other numbers are rejected, because they change its weight.
         max_norm: The largest joint L2 norm.
+        loss_names: Names of losses that the method declares beside ``loss``.
 
     Raises:
         ValueError: With the cause of rejection.
@@ -239,11 +247,16 @@ def read_reply(
         raise ValueError(NOT_FINITE)
     if max_norm is not None and size > max_norm:
         raise ValueError("norm too large")
-    if len(metrics) > MAX_METRICS or any(len(name) > MAX_NAME_LENGTH for name in metrics):
-        raise ValueError("too many metrics")
+    refuse_undeclared(metrics, {"num-examples", "loss", *loss_names})
     numbers = {n: float(v) for n, v in metrics.items() if n != "num-examples" and isinstance(v, (int, float))}
     others = {n: v for n, v in numbers.items() if math.isfinite(v)}
     return Reply(client, tensors, count, others, received, size)
+
+
+def refuse_undeclared(names: Iterable[str], declared: Collection[str]) -> None:
+    """Raise ``ValueError`` with the first name that is not declared. A client that invents thousands would fill the disk."""
+    if (more := next((name for name in names if name not in declared), None)) is not None:
+        raise ValueError(f"score '{codec.words(more)[:MAX_SHOWN_CHARACTERS]}' is not declared by the method")
 
 
 def read_divergence(message: Message) -> str:

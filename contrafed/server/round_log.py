@@ -1,5 +1,6 @@
 """Record what the server knows of the clients, and what happened in each round."""
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ class Population:
     node_ids: np.ndarray  # (K,) Flower's node ids
     num_held_out: int = 0  # number of last clients that never train, with sizes 0
     num_test: np.ndarray | None = None  # (K,) examples in each client's test part, if known
+    class_counts: np.ndarray | None = None  # (K, C) training examples of each class, if known
 
     @property
     def num_clients(self) -> int:
@@ -25,7 +27,7 @@ class Population:
         return len(self.sizes)
 
     @property
-    def num_holders(self) -> int:
+    def num_clients_with_data(self) -> int:
         """The number of clients with data. A client without data never participates, and no strategy counts it."""
         return int(np.count_nonzero(self.sizes))
 
@@ -43,6 +45,7 @@ class Round:
     failures: list[str] = field(default_factory=list)  # messages of failed clients
     notes: list[str] = field(default_factory=list)  # other messages about clients
     accepted: int = 0  # replies that the strategy aggregated
+    largest_share: float = math.nan  # of one client in the weighted sum of the replies, NaN without such a sum
     lost: int = 0  # replies lost by participation.loss_rate
     diverged: list[str] = field(default_factory=list)  # clients whose loss, weights or reply were not finite, and where
     state_lost: int = 0  # clients whose state could not be read

@@ -1,7 +1,7 @@
 """Read the clients' evaluation replies, and compute a round's summaries of them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +10,11 @@ from flwr.app import Message
 
 from contrafed.core import codec
 from contrafed.core.metrics import FUNCTIONS
+from contrafed.server.replies import refuse_undeclared
 
 VALUES = ("accuracy", "loss")
 # Scores are in 0..1, except these, which are in -1..1.
 MIN_SCORES = {"mcc": -1}
-
-# Models that a client may score, and characters of a model's name: a client that invents thousands fills the disk.
-MAX_MODELS, MAX_NAME_LENGTH = 16, 64
 
 
 @dataclass
@@ -28,7 +26,7 @@ class Score:
     models: dict[str, dict[str, float]]  # accuracy and loss by model, where "" is the client's
 
 
-def read_score(client: int, message: Message, num_test: np.ndarray | None = None) -> Score:
+def read_score(client: int, message: Message, num_test: np.ndarray | None = None, model_names: Collection[str] = ()) -> Score:
     """Return a client's scores.
 
     The client's model has ``accuracy`` and ``loss``, every other one ``NAME/accuracy`` and ``NAME/loss``. Other requested
@@ -38,14 +36,15 @@ def read_score(client: int, message: Message, num_test: np.ndarray | None = None
         client: Partition id of the client.
         message: The reply.
         num_test: Examples of each client's evaluation (K,), if known.
+        model_names: Names of models that the method declares beside the client's.
 
     Raises:
-        ValueError: If a number is missing, not finite or impossible.
+        ValueError: If a number is missing, not finite or impossible, or if a name is not declared.
     """
     found: dict[str, Any] = dict(message.content.get(codec.METRICS, {}))
+    declared = {f"{model}{value}" for model in ("", *(f"{name}/" for name in model_names)) for value in (*VALUES, *FUNCTIONS)}
+    refuse_undeclared(found, {"num-examples", *declared})
     names = {""} | {key.rpartition("/")[0] for key in found if key.endswith(tuple(f"/{value}" for value in VALUES))}
-    if len(names) > MAX_MODELS or any(len(name) > MAX_NAME_LENGTH for name in names):
-        raise ValueError("too many scores")
     try:
         models = {name: {v: float(found[f"{name}/{v}" if name else v]) for v in VALUES} for name in sorted(names)}
         for name, scores in models.items():

@@ -21,7 +21,7 @@ from contrafed.core.split_model import Features, SplitModel
 from contrafed.core.tensors import Tensors
 from contrafed.training import local_round, loop
 from contrafed.training.batches import Batch, Batches
-from contrafed.training.client_stack import ClientStack, each_client, per_client
+from contrafed.training.client_stack import ClientStack, each_client, expand_like
 from contrafed.training.errors import DeadlineError, LocalError, NoRoomError
 from contrafed.training.local_round import Evaluation, Update
 from contrafed.training.local_training import LocalTraining
@@ -45,7 +45,7 @@ __all__ = [
     "Step",
     "Tensors",
     "Update",
-    "per_client",
+    "expand_like",
 ]
 
 Shapes = dict[str, tuple[int, ...]]
@@ -66,9 +66,11 @@ class Client(NumPyClient):
 
     # The parts of the model that are shared, and patterns of tensors' names: "encoder.stages.0.*", "!norm" (``loop.is_in``).
     shared: ClassVar[tuple[str, ...]] = PARTS
-    plain_sgd: ClassVar[str] = ""  # why local training must be plain SGD, without momentum or Adam, or empty
+    plain_sgd_reason: ClassVar[str] = ""  # why local training must be plain SGD, without momentum or Adam, or empty
     upload: ClassVar[Literal["model", "delta"]] = "model"  # upload the trained tensors, or their change
     own_model: ClassVar[bool] = False  # whether a client is evaluated by a personal model although all parts are shared
+    loss_names: ClassVar[tuple[str, ...]] = ()  # what ``loss`` returns beside "loss". A reply with other names is rejected
+    model_names: ClassVar[tuple[str, ...]] = ()  # what ``eval_models`` returns beside "model", likewise
     mixed_on: ClassVar[tuple[str, ...]] = ("cuda",)  # devices on which local.mixed_precision has an effect
     # For the documentation. A method that uses another method's client states these in its FederatedStrategy.
     family: ClassVar[str] = ""  # family of methods, in the README's list
@@ -126,11 +128,11 @@ class Client(NumPyClient):
         return self.make_upload(stack)
 
     def loss(self, params: Tensors, batch: Batch, loss_inputs: Any) -> dict[str, Tensor]:
-        """Return one client's named losses for a batch (no B axis). ``"loss"`` is the one that is minimised."""
+        """Return one client's losses for a batch (no B axis): ``"loss"``, which is minimised, and those of ``loss_names``."""
         return {"loss": self.task_loss(self.forward(params, batch), batch)}
 
     def eval_models(self, stack: ClientStack) -> dict[str, Tensors]:
-        """Return the models (B, ...) to evaluate. ``"model"`` is the client's, and other models are reported under their names.
+        """Return the models (B, ...) to evaluate: ``"model"``, the client's, and those of ``model_names``.
 
         By default it is the received model with the client's personal parts. May train first, and client state stays unchanged.
         """
@@ -146,8 +148,8 @@ class Client(NumPyClient):
     @classmethod
     def upload_training(cls, config: Any) -> LocalTraining:
         """Return the training settings of the upload, for strategies that divide by their number of steps."""
-        recipe: LocalTraining = config.local
-        return recipe
+        local_training: LocalTraining = config.local
+        return local_training
 
     def num_local_steps(self, examples: int) -> int:
         """Return how many steps a client with ``examples`` examples takes in a round. Scheduling uses it."""
@@ -176,15 +178,14 @@ class Client(NumPyClient):
             stack: The clients.
             params: Tensors (B, ...) to train in place of ``stack.params``.
             examples: Each client's examples, if not its whole training part. A client without any does not train.
-            work: Settings of the training, by default ``config.local``.
+            local_training: Settings of the training, by default ``config.local``.
             parts: Parts of the model to train.
             loss: The loss of one client, by default ``self.loss``.
-            constants: Tensors (B, ...) that the loss receives by name.
+            loss_inputs: Tensors (B, ...) that the loss receives by name.
             reference_models: Models (B, ...) whose representations z (B, b, D) of the batch the loss receives by name. A pair
-            of one
-                client's
-                function of (model, images) and a model gives other outputs. Each image is computed once.
-            before_step: Runs before every step without gradients. The loss receives its result in place of the frozen models'.
+                of one client's function of (model, images) and a model gives other outputs. Each image is computed once.
+            before_step: Runs before every step without gradients. The loss receives its result in place of the reference
+                outputs.
             repeat: Steps for each batch.
             purpose: Names the stream of the batches. Each phase of a round has its own.
         """
@@ -370,9 +371,8 @@ class Client(NumPyClient):
 
     def get_parameters(self, config: Mapping[str, Any]) -> list[np.ndarray]:  # type: ignore[override]
         """Return the initial shared tensors, in the order of ``names("down")``. Tables that start empty are zeros."""
-        broadcast_spec, _ = self.message_spec(self.model, self.config)
-        initial = {f"model/{n}": v for n, v in self.workspace.initial.items()}
-        return codec.to_list(broadcast_spec, {n: initial.get(n, torch.zeros(shape)) for n, shape in broadcast_spec.items()})
+        spec, initial = self.message_spec(self.model, self.config)[0], self.workspace.initial
+        return codec.to_list(spec, {n: initial.get(n.removeprefix("model/"), torch.zeros(s)) for n, s in spec.items()})
 
     def fit(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
         """Train this one client and return its arrays, its number of training examples and its metrics.
@@ -394,7 +394,6 @@ class Client(NumPyClient):
         """
         received, split = codec.from_list(self.names("down"), parameters), str(config.get("split", "test"))
         server_round, final = int(config.get("server-round", self.server_round)), bool(config.get("final"))
-        (evaluated,) = self.evaluate_clients(
-            [received], server_round, split=split, final=final, after_training=bool(config.get("after-training"))
-        )
+        how: dict[str, Any] = {"split": split, "final": final, "after_training": bool(config.get("after-training"))}
+        (evaluated,) = self.evaluate_clients([received], server_round, **how)
         return evaluated.metrics["loss"], evaluated.num_examples, {n: v for n, v in evaluated.metrics.items() if n != "loss"}

@@ -132,7 +132,7 @@ class Batches:
             found = list(steps)
             yield range(found[0], found[-1] + 1), count
 
-    def at(self, step: int, clients: int, inputs: "Table | None" = None) -> Batch:
+    def at(self, step: int, clients: int, inputs: "ReferenceOutputs | None" = None) -> Batch:
         """Return the batch of a step for the first ``clients`` clients. ``inputs`` replace its images."""
         width = self.widths[step]
         y, mask = self.workspace.labels(self.index[:clients, step, :width]), self.mask[:clients, step, :width]
@@ -152,7 +152,7 @@ class Batches:
         images: Tensor = look_up(found)
         return images
 
-    def table(self, function: Callable[[Tensors, Tensor], Any], params: Tensors) -> "Table":
+    def table(self, function: Callable[[Tensors, Tensor], Any], params: Tensors) -> "ReferenceOutputs":
         """Call one client's ``function`` of a model (B, ...) and images once for every image of the phase."""
         known, where = self._distinct()
         size, pieces = max(1, self.workspace.evaluation_batch // len(known)), []
@@ -160,7 +160,7 @@ class Batches:
             for first in range(0, known.shape[1], size):
                 some = slice(None), slice(first, first + size)
                 pieces.append(each_image(function, params, self._normalise(known[some])))
-        return Table(self, tree_map(lambda *rows: torch.cat(rows, 1), *pieces), where)
+        return ReferenceOutputs(self, tree_map(lambda *rows: torch.cat(rows, 1), *pieces), where)
 
     def _distinct(self) -> tuple[Tensor, Tensor]:
         """Return the phase's distinct images and each step's places among them (B, S, b).
@@ -182,7 +182,7 @@ class Batches:
         return out.to(self.workspace.device)
 
 
-class Table(NamedTuple):
+class ReferenceOutputs(NamedTuple):
     """A frozen model's outputs for every image of a phase."""
 
     batches: Batches

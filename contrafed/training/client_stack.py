@@ -85,7 +85,7 @@ class ClientStack:
     """B clients that are trained or evaluated together.
 
     Training changes ``params`` in place. They may hold more than one model (``own/encoder...``). The ``received`` tensors are
-    constants of the round, by message name. The client state in ``memory`` is committed afterwards.
+    constants of the round, by message name. ``state`` is the client state, committed afterwards.
     """
 
     clients: list[int]
@@ -150,7 +150,7 @@ def in_order(tensors: Tensors, order: Sequence[int]) -> Tensors:
     return {n: v if v.stride(0) == 0 else v.detach()[torch.tensor(order, device=v.device)] for n, v in tensors.items()}
 
 
-def per_client(values: Tensor, like: Tensor) -> Tensor:
+def expand_like(values: Tensor, like: Tensor) -> Tensor:
     """Return one number per client (B,), shaped so that it multiplies ``like`` (B, ...)."""
     return values.view(-1, *[1] * (like.dim() - 1))
 

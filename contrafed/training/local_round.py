@@ -56,6 +56,9 @@ def update(client: Any, received: Sequence[Tensors], server_round: int, deadline
         stack.state |= {f"personal/{n}": stack.params[n] for n in client.workspace.initial if not client.is_shared(n)}
         opened = unstack_copies({n: v.detach() for n, v in stack.state.loaded_tensors.items()}, len(stack))
         metrics = _means(client, len(stack))
+        if more := metrics[0].keys() - {"loss", *client.loss_names}:
+            wanted = f"only losses that loss_names of {type(client).__name__} declares, not '{min(more)}'"
+            raise ReturnError(client.local_update, wanted, "report")
     updates = []
     for k, row in enumerate(rows):
         # State that was not accessed is unchanged. If it came with the message it is copied, because the message may be
@@ -118,7 +121,7 @@ def evaluate(
     """Evaluate a stack of clients, as described at ``Client.evaluate_clients``."""
     client.losses, stacks = [], list[ClientStack]()
     clients, partition = client.clients, client.workspace.federation.partition
-    examples = [partition.test(client) if evaluating.split == "test" else partition.train(client) for client in clients]
+    examples = [partition.test(k) if evaluating.split == "test" else partition.train(k) for k in clients]
     metrics: list[dict[str, float]] = [{} for _ in clients]
     with locate_errors(clients, server_round, stacks, ", evaluation"):
         client_states = client.client_states
@@ -155,6 +158,9 @@ def evaluate(
 
 def _check_evaluated(client: Any, evaluations: dict[str, Any], clients: int) -> None:
     """Raise ``ReturnError`` unless every evaluated model is complete, because other tensors would replace missing ones."""
+    if more := evaluations.keys() - {"model", *client.model_names}:
+        name = type(client).__name__
+        raise ReturnError(client.eval_models, f"models that model_names of {name} declares, not '{min(map(str, more))}'")
     for model, tensors in evaluations.items():
         if not isinstance(tensors, dict):
             raise ReturnError(client.eval_models, f"models, tensors by name, not {kind_of(tensors)} as '{model}'")

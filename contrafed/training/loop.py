@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from contrafed.core.errors import unknown
 from contrafed.core.tensors import Tensors, select_prefix
 from contrafed.training.batches import Batch, Batches
-from contrafed.training.client_stack import ClientStack, in_order, per_client
+from contrafed.training.client_stack import ClientStack, expand_like, in_order
 from contrafed.training.errors import ReturnError, kind_of
 from contrafed.training.local_training import LocalTraining
 from contrafed.training.optimizers import Optimizer
@@ -303,7 +303,7 @@ def clip(grads: list[Tensor], limit: float) -> None:
     square = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in grads]).sum(0)
     factor = (limit / (square.sqrt() + 1e-6)).clamp_max(1)
     for grad in grads:
-        grad.mul_(per_client(factor, grad))
+        grad.mul_(expand_like(factor, grad))
 
 
 def check_params(stack: ClientStack, params: Tensors, parts: tuple[str, ...]) -> None:

@@ -24,7 +24,7 @@ class Optimizer:
         """Prepare to optimise ``params``.
 
         Args:
-            work: Settings of the training.
+            local_training: Settings of the training.
             server_round: The 1-based round.
             sizes: Each client's number of examples.
             params: Tensors (B, ...).

@@ -226,7 +226,7 @@ def page(name: str) -> str:
     if m.free:
         lines[-1] += f" This is `strategy.server={m.rule_name}`; any other rule over plain models can take its place."
     lines += ["", *table(name, m.rule_fields)] if m.rule_fields else []
-    lines += ["", "## Local training", "", "What its YAML sets; an experiment's recipe takes the place of it.", ""]
+    lines += ["", "## Local training", "", "What its YAML sets; an experiment's training settings take the place of it.", ""]
     lines += table(name, local)
     if read := readings(m.title):
         lines += ["", "## How the paper is read", "", "\n\n".join(read)]

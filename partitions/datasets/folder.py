@@ -1,6 +1,8 @@
 """folder: the user's images in folders, one per class."""
 
-from dataclasses import dataclass
+import os
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +11,7 @@ import numpy as np
 from contrafed.core.errors import UserError
 from contrafed.core.schema import Range
 from contrafed.data.images import Common, ImageData, check_depth, make_images, stratified_split
+from contrafed.data.loaded import Loaded, convert_image
 
 
 @dataclass(frozen=True)
@@ -22,15 +25,26 @@ class Config(Common):
     split_seed: Annotated[int, Range(ge=0)]
 
 
-# Names of folders that are splits of a data set, not classes.
-SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
+# Names of folders that are splits of a data set. Others are refused as classes if they only look like splits.
+SPLITS = {
+    "train": "train",
+    "training": "train",
+    "test": "test",
+    "testing": "test",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+}
+LOOKS_LIKE_SPLIT = re.compile(
+    r"(train|training|test|testing|val|valid|validation|eval|dev)([ _-]?(set|data|images?|imgs?|split))?", re.IGNORECASE
+)
 
 
 def load(config: Config, name: str, allow_empty: bool = False) -> ImageData:
     """Return the images of a folder with a folder for each class.
 
     The layout is ``path/train/CLASS/*`` and ``path/test/CLASS/*``, or ``path/CLASS/*`` with a stratified test split. Every
-    image is resized to ``image_size`` squared.
+    image is resized to ``image_size`` squared. Hidden files and folders are left out. Other files are counted by their ending.
 
     Args:
         config: Settings of the data set.
@@ -43,41 +57,102 @@ def load(config: Config, name: str, allow_empty: bool = False) -> ImageData:
     root = Path(str(config.path)).expanduser()
     if not root.is_dir():
         raise UserError(f"dataset.path: there is no folder {root}")
-    if (root / "train").is_dir() and (root / "test").is_dir():
-        x, y, classes = _read(root / "train", config, allow_empty)
-        x_test, y_test, test_classes = _read(root / "test", config, allow_empty)
-        if not set(test_classes) <= set(classes):
-            raise UserError(f"{root}: class '{min(set(test_classes) - set(classes))}' is in test but not in train")
-        y_test = np.array([classes.index(c) for c in test_classes])[y_test]
-        test = np.repeat([False, True], [len(y), len(y_test)])
-        return make_images(np.concatenate([x, x_test]), np.concatenate([y, y_test]), test, len(classes))
-    inside = sorted(path.name for path in root.iterdir() if path.is_dir())
-    if inside and {name.lower() for name in inside} <= SPLITS:
-        raise UserError(f"{root} has {' and '.join(inside)}; there must be train and test, or the classes themselves")
-    x, y, classes = _read(root, config, allow_empty)
-    return make_images(x, y, stratified_split(y, config.test_fraction, config.split_seed), len(classes))
+    loaded, splits = Loaded(), _find_splits(root)
+    if not splits:
+        x, y, classes = _read(root, config, allow_empty, loaded)
+        test = stratified_split(y, config.test_fraction, config.split_seed)
+        return make_images(x, y, test, len(classes), loaded=replace(loaded, class_names=tuple(classes)))
+    x, y, classes = _read(splits["train"], config, allow_empty, loaded)
+    x_test, y_test, test_classes = _read(splits["test"], config, allow_empty, loaded)
+    if not set(test_classes) <= set(classes):
+        raise UserError(f"{root}: class '{min(set(test_classes) - set(classes))}' is in test but not in train")
+    if "val" in splits:
+        loaded.unused[splits["val"].name] = sum(1 for path in splits["val"].rglob("*") if _is_image(path))
+    y_test = np.array([classes.index(c) for c in test_classes])[y_test]
+    test = np.repeat([False, True], [len(y), len(y_test)])
+    loaded = replace(loaded, class_names=tuple(classes))
+    return make_images(np.concatenate([x, x_test]), np.concatenate([y, y_test]), test, len(classes), loaded=loaded)
 
 
-def _read(root: Path, config: Config, allow_empty: bool) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Return images (N,S,S[,3]), labels (N,) and class names of an ImageFolder layout."""
+def list_classes(root: Path) -> list[str]:
+    """Return the names of the class folders below ``root`` in the order of their labels, without hidden ones."""
+    return sorted(path.name for path in root.iterdir() if path.is_dir() and not _is_hidden(path))
+
+
+def find_training(root: Path) -> Path:
+    """Return the folder that holds the class folders of the training split."""
+    return _find_splits(root).get("train", root)
+
+
+def _find_splits(root: Path) -> dict[str, Path]:
+    """Return the folders of the splits by ``train``, ``test`` and ``val``, or nothing if the folders are classes.
+
+    Raises:
+        UserError: If the folders look like splits, but are not train and test.
+    """
+    inside = list_classes(root)
+    found = {SPLITS[name.lower()]: root / name for name in inside if name.lower() in SPLITS}
+    if "train" in found and "test" in found and sum(name.lower() in SPLITS for name in inside) == len(found):
+        return found
+    if inside and all(LOOKS_LIKE_SPLIT.fullmatch(name) for name in inside):
+        wanted = "Fix: name the folders of the splits train and test, or have the classes' folders there"
+        raise UserError(f"{root} has {' and '.join(inside)}, which are splits and no classes. {wanted}")
+    return {}
+
+
+def _is_hidden(path: Path) -> bool:
+    return path.name.startswith(".") or path.name in ("__MACOSX", "Thumbs.db", "desktop.ini")
+
+
+def _is_image(path: Path) -> bool:
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    return path.suffix.lower() in IMG_EXTENSIONS and not _is_hidden(path)
+
+
+def _read(root: Path, config: Config, allow_empty: bool, loaded: Loaded) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Return images (N,S,S[,3]), labels (N,) and class names of an ImageFolder layout, and count in ``loaded``."""
     from PIL import Image
-    from torchvision.datasets import ImageFolder
 
-    try:
-        found = ImageFolder(str(root), allow_empty=allow_empty)
-    except OSError as error:
-        raise UserError(f"{root} is no folder of class folders with images: {' '.join(str(error).split())}") from error
+    classes = list_classes(root)
+    if not classes:
+        raise UserError(f"{root} is no folder of class folders with images")
     size, mode = config.image_size, "L" if config.grayscale else "RGB"
-    images = []
-    for path, _ in found.samples:
-        try:
-            with Image.open(path) as image:
-                check_depth(image, path)
-                images.append(np.asarray(image.convert("RGB").convert(mode).resize((size, size))))
-        except UserError:
-            raise
-        except Exception as error:  # decoders raise many types for a damaged image
-            raise UserError(f"{path}: an image cannot be read ({type(error).__name__})") from error
+    images, labels = [], []
+    for label, name in enumerate(classes):
+        paths = _list_images(root / name, loaded)
+        if not paths and not allow_empty:
+            raise UserError(
+                f"{root / name}: the class has no image; skipped file endings: {', '.join(loaded.skipped) or 'none'}"
+            )
+        for path in paths:
+            try:
+                with Image.open(path) as image:
+                    check_depth(image, str(path))
+                    images.append(np.asarray(convert_image(image, mode, loaded.converted).resize((size, size))))
+            except UserError:
+                raise
+            except Exception as error:  # decoders raise many types for a damaged image
+                raise UserError(f"{path}: an image cannot be read ({type(error).__name__})") from error
+        labels += [label] * len(paths)
     if not images:
         raise UserError(f"{root} holds no image")
-    return np.stack(images), np.array(found.targets, dtype=np.int64), list(found.classes)
+    return np.stack(images), np.array(labels, dtype=np.int64), classes
+
+
+def _list_images(folder: Path, loaded: Loaded) -> list[Path]:
+    """Return the image files of a class in a fixed order, also those of its subfolders, and count other files."""
+    folders = [path.name for path in sorted(folder.iterdir()) if path.is_dir() and not _is_hidden(path)]
+    if folders and not any(path.is_file() and _is_image(path) for path in folder.iterdir()):
+        what = f"a class holds images, and this one holds only folders ({', '.join(folders[:3])})"
+        raise UserError(f"{folder}: {what}. Fix: set dataset.path to the folder whose folders are the classes")
+    images = []
+    for place, _, names in sorted(os.walk(folder, followlinks=True)):
+        if any(_is_hidden(Path(part)) for part in Path(place).relative_to(folder).parts):
+            continue
+        for path in (Path(place) / name for name in sorted(names)):
+            if _is_image(path):
+                images.append(path)
+            elif not _is_hidden(path):
+                loaded.skipped[path.suffix.lower() or "no ending"] += 1
+    return images

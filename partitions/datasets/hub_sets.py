@@ -12,6 +12,7 @@ import numpy as np
 from contrafed.core.errors import UserError, unknown
 from contrafed.core.schema import Range
 from contrafed.data.images import ImageData, check_depth, check_labels, make_images, stratified_split
+from contrafed.data.loaded import Loaded, convert_image
 from contrafed.partitions.datasets.network import reachable
 from contrafed.partitions.datasets.synthetic import Downloaded, in_place
 
@@ -114,15 +115,19 @@ def images(config: Config, splits: list[Any]) -> ImageData:
     if kept is not None:
         splits = [table.select(np.flatnonzero(np.isin(_column([table], config.label_column), kept))) for table in splits]
     y = _column(splits, config.label_column)
+    names = tuple(map(str, getattr(splits[0].features[config.label_column], "names", None) or ()))
     if not np.issubdtype(y.dtype, np.integer):
-        y = np.unique(y, return_inverse=True)[1]
+        found, y = np.unique(y, return_inverse=True)
+        names = tuple(map(str, found))
     elif kept is None:
         check_labels(y, f"dataset.label_column={config.label_column}", "dataset.classes=[...] numbers those that it lists anew")
     if kept is not None:
         if len(set(kept)) < len(kept) or set(kept) - set(y.tolist()):
             raise UserError(f"dataset.classes must name labels that images have, each once, got {list(kept)}")
         y = (y[:, None] == np.array(kept)).argmax(1)
-    x = _pixels(config, mode, splits)
+        names = tuple(names[label] for label in kept) if names else ()
+    loaded = Loaded(names)
+    x = _pixels(config, mode, splits, loaded)
     owner = None
     if config.owner_column is not None:
         owner = np.unique(_column(splits, config.owner_column), return_inverse=True)[1]
@@ -130,10 +135,10 @@ def images(config: Config, splits: list[Any]) -> ImageData:
         test = np.repeat([False, True], [len(table) for table in splits])
     else:
         test = stratified_split(y, config.test_fraction, config.split_seed)
-    return make_images(x, y, test, owner=owner)
+    return make_images(x, y, test, owner=owner, loaded=loaded)
 
 
-def _pixels(config: Config, mode: str, splits: list[Any]) -> np.ndarray:
+def _pixels(config: Config, mode: str, splits: list[Any], loaded: Loaded) -> np.ndarray:
     """Return the images (N,H,W[,3]) as uint8.
 
     Raises:
@@ -146,7 +151,8 @@ def _pixels(config: Config, mode: str, splits: list[Any]) -> np.ndarray:
             if not hasattr(image, "convert"):
                 raise UserError(f"dataset.image_column={config.image_column} holds {type(image).__name__}, no images")
             check_depth(image, f"dataset.repository={config.repository}")
-            images.append(np.asarray(image.convert(mode) if size is None else image.convert(mode).resize((size, size))))
+            image = convert_image(image, mode, loaded.converted)
+            images.append(np.asarray(image if size is None else image.resize((size, size))))
     if len(sizes := {image.shape[:2] for image in images}) > 1:
         found = ", ".join("x".join(map(str, shape)) for shape in sorted(sizes)[:3])
         raise UserError(

@@ -8,7 +8,7 @@ import numpy as np
 
 from contrafed.core.schema import Range
 from contrafed.core.tensors import Tensors
-from contrafed.core.weighted_sum import combine, squared_distance
+from contrafed.core.weighted_sum import squared_distance, weighted_sum
 from contrafed.server.aggregation import Aggregation
 
 
@@ -30,9 +30,9 @@ class GeometricMedian(Aggregation):
 
     def combine(self, changes: Sequence[Tensors], weights: np.ndarray) -> Tensors:
         """Return the point after the configured number of steps."""
-        found = combine(changes, weights.tolist())
+        found = weighted_sum(changes, weights.tolist())
         for _ in range(self.config.iterations):
             away = np.array([squared_distance(found, change) ** 0.5 for change in changes])
             nearer = weights / np.maximum(self.config.smoothing, away)
-            found = combine(changes, (nearer / nearer.sum()).tolist())
+            found = weighted_sum(changes, (nearer / nearer.sum()).tolist())
         return found

@@ -8,7 +8,7 @@ import numpy as np
 
 from contrafed.core.schema import Range
 from contrafed.core.tensors import Tensors
-from contrafed.core.weighted_sum import combine
+from contrafed.core.weighted_sum import weighted_sum
 from contrafed.server.aggregation import Aggregation
 from contrafed.server.replies import norm
 
@@ -33,4 +33,4 @@ class NormClip(Aggregation):
         lengths = np.array([norm(change.values()) for change in changes])
         bound = float(np.median(lengths)) if self.config.bound is None else self.config.bound
         factors = np.minimum(1.0, np.divide(bound, lengths, out=np.ones_like(lengths), where=lengths > 0))
-        return combine(changes, (weights * factors).tolist())
+        return weighted_sum(changes, (weights * factors).tolist())

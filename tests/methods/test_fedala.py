@@ -12,7 +12,7 @@ STILL_BLEND = {"blend_lr": 1e-30}  # 1 less so little is 1
 
 
 def memory(own, blend=1.0, rounds=2.0):
-    return build_broadcast(own=own, blend=blend) | {"rounds": torch.tensor(rounds, dtype=torch.float64)}
+    return build_broadcast(own=own, blend=blend) | {"participations": torch.tensor(rounds, dtype=torch.float64)}
 
 
 def learn_blend(passes_of, **changes):
@@ -60,7 +60,7 @@ def test_a_blend_is_learned_on_a_share_of_the_examples_drawn_anew_each_round(mon
     sent = {f"model/{name}": value for name, value in workspace.initial.items()}
     for server_round in (2, 3):
         client = workspace.client_class(workspace, [0])
-        client.client_states = [client.init_client_state(sent) | {"rounds": torch.tensor(2.0, dtype=torch.float64)}]
+        client.client_states = [client.init_client_state(sent) | {"participations": torch.tensor(2.0, dtype=torch.float64)}]
         client.update([sent], server_round)
     first, second = ([*some[0].tolist()] for some in given if some is not None)
     assert len(first) == len(set(first)) == len(second) == round(0.8 * len(own)) < len(own)

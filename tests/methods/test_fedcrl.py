@@ -54,7 +54,7 @@ def blend_at_start(own, received, loss, rounds=1.0, contrasted=1.0, table=None, 
     """
     client = client_of("fedcrl", separate=False, local={"epochs": None, "iterations": 0}, **changes)
     tensor = lambda v: torch.tensor(v, dtype=torch.float64)  # noqa: E731
-    memory = {"contrast": tensor(loss), "contrasted": tensor(contrasted), "rounds": tensor(rounds)}
+    memory = {"contrast": tensor(loss), "has_contrast": tensor(contrasted), "participations": tensor(rounds)}
     client.client_states = [{"own/classifier.w": tensor([own, own]), **memory}]
     means, valid = (torch.zeros(2, 2), torch.zeros(2)) if table is None else (tensor(table), torch.ones(2))
     prototypes = {"proto/mean": means, "proto/valid": valid}
@@ -152,13 +152,13 @@ def test_tau_is_set_by_the_examples_whose_class_has_a_prototype():
     assert update.client_state["contrast"].item() == pytest.approx(each[known].mean().item(), rel=1e-6)  # a rate of 1e-12
     assert update.metrics["contrast"] == pytest.approx(each.mean().item(), rel=1e-6)
     assert update.metrics["contrasted"] == pytest.approx(known.double().mean().item())
-    assert update.client_state["contrasted"] == 1
+    assert update.client_state["has_contrast"] == 1
 
 
 def test_a_client_none_of_whose_classes_has_a_prototype_was_not_contrasted():
     """It evaluates its loss when it returns, and takes the global body if it still cannot."""
     update, client, received = train_epoch([])
-    assert (update.client_state["contrasted"], update.client_state["contrast"]) == (0, 0)
+    assert (update.client_state["has_contrast"], update.client_state["contrast"]) == (0, 0)
     client.client_states, began = [update.client_state], []
     client.train = lambda stack, **kept: began.append({n: v.clone() for n, v in stack.params.items()}) or stop()
 

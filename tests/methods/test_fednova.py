@@ -76,7 +76,7 @@ def test_the_length_of_a_path_is_how_far_torchs_sgd_goes_on_a_constant_gradient(
         ("perfedavg", {"iterations": None, "epochs": 1, "batch_size": 10}, [1, 3]),  # in batches of twice the size
     ],
 )
-def test_a_method_says_by_which_recipe_it_trains(name, local, expected):
+def test_a_method_names_the_settings_that_it_trains_by(name, local, expected):
     rule = rule_of(name, (20, 60), server="fednova", local=local, **({"proximal_weight": 0.5} if name == "fedprox" else {}))
     model = {"w": torch.zeros(1, dtype=torch.float64)}
     sent = rule.broadcast(model)

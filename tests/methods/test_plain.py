@@ -171,11 +171,11 @@ def test_methods_share_their_batches(monkeypatch):
         return found
 
     monkeypatch.setattr(Batches, "draw", record_batches)
-    recipe = EPOCH | {"lr_decay": 1.0, "epoch_lr_decay": 1.0, "augment": []}
+    training = EPOCH | {"lr_decay": 1.0, "epoch_lr_decay": 1.0, "augment": []}
     names = ("fedavg", "moon", "pmfl", "fedrcl", "fedntd")
     for name in names:
         seen[name] = {}
-        digits_run(name, 2, clients=40, schedule=[[0, 2], [0, 3]], stack_size=2, local=recipe)
+        digits_run(name, 2, clients=40, schedule=[[0, 2], [0, 3]], stack_size=2, local=training)
     assert seen["fedavg"].keys() == {(1, 0), (1, 2), (2, 0), (2, 3)}
     assert seen["fedavg"][1, 0] != seen["fedavg"][2, 0]
     assert all(seen[name] == seen["fedavg"] for name in names)

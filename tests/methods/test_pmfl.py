@@ -38,10 +38,10 @@ def angle(cos):
 
 def pmfl_memory(history, previous=None, pushed=None, rounds=1):
     return {
-        "buffer/classifier.w": torch.tensor([history], dtype=torch.float64),
+        "iterates/classifier.w": torch.tensor([history], dtype=torch.float64),
         "previous/classifier.w": torch.tensor([previous or [1.0, 0.0]], dtype=torch.float64),
-        "pushed": torch.tensor([len(history) if pushed is None else pushed]),
-        "rounds": torch.tensor([rounds]),
+        "num_pushed": torch.tensor([len(history) if pushed is None else pushed]),
+        "participations": torch.tensor([rounds]),
     }
 
 
@@ -130,8 +130,8 @@ def test_buffer_holds_the_last_iterates_across_rounds(start):
     if start == "previous":
         del iterates[3]  # W, which the second round began from
     torch.testing.assert_close(update.client_state["previous/classifier.w"], end)
-    assert update.client_state["pushed"].item() == 4
-    held = {tuple(row.tolist()) for row in update.client_state["buffer/classifier.w"]}
+    assert update.client_state["num_pushed"].item() == 4
+    held = {tuple(row.tolist()) for row in update.client_state["iterates/classifier.w"]}
     assert held == {tuple(i.tolist()) for i in iterates[1:]}
 
 
@@ -284,7 +284,7 @@ def test_history_by_hand():
     rule = server({"history_size": 3}, num_clients=1, num_rounds=10**9)  # psi stays 0.5 to nine digits
     aggregate(rule, 0, 4.0, {})
     aggregate(rule, 1, 2.0, {})
-    rule.state["mean"][:], rule.state["ended"][:], rule.state["waited"][:] = 1, 1, 0
+    rule.state["mean_interval"][:], rule.state["num_intervals"][:], rule.state["rounds_waited"][:] = 1, 1, 0
     assert aggregate(rule, 2, 6.0, {0: 1.0}) == pytest.approx(5.0, abs=1e-6)
 
 
@@ -296,9 +296,32 @@ def test_history_coefficient():
         rule.state["history"] = [{"w": torch.tensor([1.0], dtype=torch.float64)}]
         got.append(aggregate(rule, t, 0.0, {}))
     assert got == pytest.approx([0.5, 0.375, 0.25, 0.125, 0])
+    for share, expected in (("rising", [0, 0.125, 0.25, 0.375, 0.5]), (0.3, [0.3] * 5)):
+        got = []
+        for t in range(5):
+            rule = server({"history_size": 2, "history_share": share}, num_rounds=5)
+            rule.state["history"] = [{"w": torch.tensor([1.0], dtype=torch.float64)}]
+            got.append(aggregate(rule, t, 0.0, {}))
+        assert got == pytest.approx(expected)
     single = server({"history_size": 2}, num_rounds=1)
     single.state["history"] = [{"w": torch.tensor([1.0])}]
     assert aggregate(single, 0, 0.0, {}) == 0.0  # T = 1 divides by zero in the paper: psi = 0
+
+
+@pytest.mark.parametrize(
+    ("step", "models"),
+    [
+        ("mixed", [1.0, 0.5 * 2 + 0.5 * 0, 0.5 * 2 + 0.5 * 1]),
+        ("outside", [1.0, 0.5 * 1 + 1 + 0.5 * 0, 0.5 * 1.5 + 1 + 0.5 * 1]),
+        ("unmixed", [1.0, 0.5 * 2 + 0.5 * 0, 0.5 * 3 + 0.5 * 1]),  # U is 1, 2, 3
+    ],
+)
+def test_where_the_next_step_starts(step, models):
+    """One client moves by 1 in each round. H = 2 and psi = 1/2, so that one older model is mixed in."""
+    rule, model = server({"history_size": 2, "history_share": 0.5, "history_step": step}, num_clients=1), 0.0
+    for t, expected in enumerate(models):
+        model = aggregate(rule, t, model, {0: 1.0})
+        assert model == pytest.approx(expected)
 
 
 def test_history_warmup():

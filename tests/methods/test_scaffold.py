@@ -36,25 +36,25 @@ def test_a_clients_round_by_hand(local, change, control):
     client = scalar_client("scaffold", 1, local=local)
     (update,) = client.update([build_broadcast(model=0.0, control=0.0)], 1)
     assert float(update.tensors["delta/classifier.w"]) == pytest.approx(change, abs=1e-12)
-    assert float(update.tensors["control/classifier.w"]) == pytest.approx(control, abs=1e-12)
-    assert float(update.client_state["control/classifier.w"]) == pytest.approx(control, abs=1e-12)
+    assert float(update.tensors["control_delta/classifier.w"]) == pytest.approx(control, abs=1e-12)
+    assert float(update.client_state["client_control/classifier.w"]) == pytest.approx(control, abs=1e-12)
 
 
 def test_the_correction_by_hand():
     """c = 0.5, c_k = -0.2, a step from W = 0: w = 0.1 (1 - 0.7); c_k' = -0.2 + (-0.5 - 0.03 / 0.1)."""
     client = scalar_client("scaffold", 1)
-    client.client_states = [build_broadcast(control=-0.2)]
+    client.client_states = [build_broadcast(client_control=-0.2)]
     (update,) = client.update([build_broadcast(model=0.0, control=0.5)], 1)
     assert float(update.tensors["delta/classifier.w"]) == pytest.approx(0.03, abs=1e-12)
-    assert float(update.tensors["control/classifier.w"]) == pytest.approx(-0.8, abs=1e-12)
-    assert float(update.client_state["control/classifier.w"]) == pytest.approx(-1.0, abs=1e-12)
+    assert float(update.tensors["control_delta/classifier.w"]) == pytest.approx(-0.8, abs=1e-12)
+    assert float(update.client_state["client_control/classifier.w"]) == pytest.approx(-1.0, abs=1e-12)
 
 
 @pytest.mark.parametrize("count", range(1, len(ABSENCES) + 1))
 def test_c_is_the_mean_of_all_clients_c_k_whoever_took_part(count):
     run = digits_left("scaffold", ABSENCES[:count], local={"lr": 0.02})
     for name, value in run.strategy.state["control"].items():
-        total = sum(memory[f"control/{name}"] for memory in run.client_state.values())
+        total = sum(memory[f"client_control/{name}"] for memory in run.client_state.values())
         torch.testing.assert_close(value, total / 8, rtol=1e-9, atol=1e-12)
 
 

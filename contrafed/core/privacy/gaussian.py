@@ -1,7 +1,7 @@
 """Settings of both kinds of Gaussian noise. Imports no torch."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from contrafed.core.schema import Range
 
@@ -14,4 +14,4 @@ class Gaussian:
     prototype_clip: Annotated[float, Range(gt=0)]  # the same for its prototypes, all classes together
     noise_multiplier: Annotated[float, Range(ge=0)]  # z: the noise's standard deviation is z times the sensitivity
     delta: Annotated[float, Range(gt=0, lt=1)]  # at which epsilon is reported
-    noise: Literal["seeded", "secret"]  # a function of the run's seed, or of this machine's entropy
+    seeded_noise: bool  # a function of the run's seed, else of the operating system's entropy

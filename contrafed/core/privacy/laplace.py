@@ -4,7 +4,7 @@ Nothing is clipped, so no epsilon can be reported.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from contrafed.core.schema import Range
 
@@ -14,4 +14,4 @@ class Config:
     """Settings of the noise."""
 
     variance: Annotated[float, Range(gt=0)]  # of the noise on every number, with scale b = sqrt(variance / 2)
-    noise: Literal["seeded", "secret"]  # a function of the run's seed, or of this machine's entropy
+    seeded_noise: bool  # a function of the run's seed, else of the operating system's entropy

@@ -35,9 +35,9 @@ def noise(
 ) -> Tensors:
     """Draw noise in the shapes of ``like``: standard normal, or Laplace of scale 1.
 
-    Seeded noise comes from the stream of (seed, purpose, round, client). Secret noise comes from Philox under a random key of
-    128 bits and cannot be drawn again. The key is hard to guess, but Philox is not a cryptographic generator. A generator of
-    torch uses only 32 bits of a seed, and 32 bits can be searched.
+    Noise comes from Philox under a random key of 128 bits of the operating system, and cannot be drawn again. With
+    ``seeded_noise`` it comes from the stream of (seed, purpose, round, client). The key is hard to guess, but Philox is not a
+    cryptographic generator. A generator of torch uses only 32 bits of a seed, and 32 bits can be searched.
 
     Args:
         like: Tensors whose names and shapes the noise gets.
@@ -50,7 +50,7 @@ def noise(
     Returns:
         Noise in float64, drawn in the order of the names.
     """
-    if how.noise == "secret":
+    if not how.seeded_noise:
         secret = np.random.Generator(np.random.Philox(key=secrets.randbits(KEY_BITS)))
         draw = secret.standard_normal if isinstance(how, Gaussian) else partial(secret.laplace, 0.0, 1.0)
         return {name: torch.as_tensor(draw(size=tuple(like[name].shape))).to(like[name].device) for name in sorted(like)}

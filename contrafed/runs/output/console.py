@@ -209,5 +209,6 @@ def print_summary(summary: Mapping[str, Any], folder: str) -> None:
         lines.append(f"{summary['failures']} failed and {summary['replies_rejected']} rejected replies")
     if "delta" in summary:
         spent = "no bound" if summary["epsilon"] is None else f"{summary['epsilon']:.3g}"
-        lines.append(f"privacy={summary['privacy']}: epsilon {spent} at delta {summary['delta']:g}")
+        condition = f", {summary['epsilon_condition']}" if "epsilon_condition" in summary else ""
+        lines.append(f"privacy={summary['privacy']}: epsilon {spent} at delta {summary['delta']:g}{condition}")
     print("\n".join([*lines, f"everything is in {folder}"]), flush=True)

@@ -61,7 +61,7 @@ class RunRecorder:
             "metrics": "round,scope,split,metric,value",
             "clients": "round,client,metric,value",
             "participants": "round,client",
-            "times": "round,seconds,memory_seconds,memory_device,memory_host,memory_disk,aggregate_seconds",
+            "times": "round,seconds,memory_seconds,memory_device,memory_host,memory_disk,aggregate_seconds,largest_weight",
         }
         self._rows: dict[str, list[str]] = {name: [] if name in sizes else [header] for name, header in headers.items()}
         self._curves: dict[tuple[str, str, str], list[tuple[int, float]]] = defaultdict(list)
@@ -167,18 +167,25 @@ class RunRecorder:
         self._class_counts = class_counts
 
     def time(
-        self, server_round: int, seconds: float, aggregating: float, memory: tuple[float, int, int, int] | None = None
+        self,
+        server_round: int,
+        seconds: float,
+        aggregating: float,
+        memory: tuple[float, int, int, int] | None = None,
+        largest_share: float = math.nan,
     ) -> None:
-        """Record a round's wall-clock time.
+        """Record a round's wall-clock time, and the largest weight in its aggregation.
 
         Args:
             server_round: The round.
             seconds: Seconds of the whole round.
             aggregating: Seconds of the aggregation.
             memory: Seconds of moving client states, and their bytes on the accelerator, in RAM and on disk.
+            largest_share: Largest share of one client in the weighted sum of the replies, NaN without such a sum.
         """
+        largest = "" if math.isnan(largest_share) else f"{largest_share:.6f}"
         cost = ",,," if memory is None else f"{memory[0]:.6f},{memory[1]},{memory[2]},{memory[3]}"
-        self._rows["times"].append(f"{server_round},{seconds:.6f},{cost},{aggregating:.6f}")
+        self._rows["times"].append(f"{server_round},{seconds:.6f},{cost},{aggregating:.6f},{largest}")
 
     def flush(self) -> None:
         """Write and flush what was recorded, so that a killed run leaves everything up to here.
@@ -250,8 +257,8 @@ class RunRecorder:
             times = np.array([(float(row["seconds"]), float(row["aggregate_seconds"])) for row in rows]).reshape(-1, 2)
         except (TypeError, ValueError):  # another program changed it
             times = np.zeros((0, 2))
-        local, rule = np.median([times[:, 0] - times[:, 1], times[:, 1]], axis=1) if len(times) else (math.nan, math.nan)
-        return {"local_seconds_median": float(local), "aggregate_seconds_median": float(rule)}
+        local, aggregate = np.median([times[:, 0] - times[:, 1], times[:, 1]], axis=1) if len(times) else (math.nan, math.nan)
+        return {"local_seconds_median": float(local), "aggregate_seconds_median": float(aggregate)}
 
     def close(self) -> None:
         """Close every file, also if a write fails. Then raises ``OSError``."""

@@ -1,7 +1,7 @@
 """Record and show each round."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from contrafed.runs.output.console import Progress, format_count
@@ -29,6 +29,9 @@ MIN_FAILED_ROUNDS, MIN_FAILED_CLIENTS = 2, 3
 # What a client says of an exception: where, then its type and its text, then the line of code.
 FAILURE = re.compile(r".*?step \d+: (?P<kind>\w+): .*(?P<line>\([^()]*, line \d+\))$", re.DOTALL)
 
+# How lines about a client begin.
+CLIENT = re.compile(r"client (\d+)\b")
+
 
 def _kind_of(failure: str) -> tuple[str, str] | None:
     """Return the type and the line of code of a client's exception, None if it says none."""
@@ -47,6 +50,7 @@ class RoundLog:
         memory_cost: Callable[[], "Cost | None"],
         every_failure: bool = False,
         follow: Callable[[int, dict[str, float]], None] = lambda server_round, values: None,
+        names: Mapping[int, str] | None = None,
     ) -> None:
         """Prepare the log.
 
@@ -57,8 +61,9 @@ class RoundLog:
             memory_cost: Returns the cost of client state since the last call.
             every_failure: Report rejected replies in every round, not only in the first such round.
             follow: Called after each round with its number and metrics, when its rows are on the disk.
+            names: The names of clients that have one.
         """
-        self.memory_cost, self.every_failure, self.follow = memory_cost, every_failure, follow
+        self.memory_cost, self.every_failure, self.follow, self.names = memory_cost, every_failure, follow, names or {}
         self.recorder, self.progress, self.strategy = recorder, progress, strategy
         self.num_clients = strategy.population.num_clients
         self.first_failure = ""  # the message of the first failed or rejected reply
@@ -104,7 +109,7 @@ class RoundLog:
                 put(t, "global", "system", "lost", done.lost)
             if done.state_lost:
                 put(t, "global", "system", "state_lost", done.state_lost)
-            self.recorder.time(t, done.seconds, done.aggregate_seconds, self.memory_cost())
+            self.recorder.time(t, done.seconds, done.aggregate_seconds, self.memory_cost(), done.largest_share)
         elif done.rejected:  # an evaluation of saved models has only round 0
             put(t, "global", "system", "failures", done.rejected.total())
         self.recorder.flush()
@@ -112,8 +117,15 @@ class RoundLog:
         _, scores = select_shown_scores(done, self.strategy.personal)
         self.progress.update(t, len(done.participants), scores.get("accuracy"), scores.get("loss"))
         for line in done.notes:
-            self.progress.note(f"round {t}: {line}")
+            self.progress.note(f"round {t}: {self._add_name(line)}")
         if done.failures and (self.every_failure or not self.first_failure):
-            self.first_failure = self.first_failure or done.failures[0]
+            first = self._add_name(done.failures[0])
+            self.first_failure = self.first_failure or first
             replies = format_count(len(done.failures), "reply", "replies")
-            self.progress.note(f"round {t}: {replies} did not count; the first: {done.failures[0]}")
+            self.progress.note(f"round {t}: {replies} did not count; the first: {first}")
+
+    def _add_name(self, line: str) -> str:
+        """Return a line about a client with the client's name after its number, if it has one."""
+        found = CLIENT.match(line)
+        name = "" if found is None else self.names.get(int(found[1]), "")
+        return f"{found[0]} '{name}'{line[found.end() :]}" if found is not None and name else line

@@ -12,7 +12,7 @@ from contrafed.engines.worker import RUN_ID
 
 
 @dataclass(frozen=True)
-class Job:
+class EngineRun:
     """One run, as an engine receives it."""
 
     server_app: ServerApp

@@ -5,7 +5,7 @@ from typing import Any
 from contrafed.core.tensors import Tensors
 
 
-class Table:
+class LatestUpdates:
     """y_k, client k's last update, 0 before its first, and their mean over all K clients. A strategy has one table.
 
     The server and its checkpoints hold as many numbers as K models have.

@@ -26,13 +26,13 @@ from contrafed.core import registry
 from contrafed.core.errors import UserError, unknown
 
 Case = dict[str, Any]  # dotted key or group -> value
-Grid = dict[str, list[Any] | dict[str, Case]]
+SweepGrid = dict[str, list[Any] | dict[str, Case]]
 
 # What Hydra's grammar reads as one word.
 WORD = re.compile(r"[A-Za-z_][\w./]*", re.ASCII)
 
 
-def read_grid(experiment: str, section: Any) -> Grid:
+def read_grid(experiment: str, section: Any) -> SweepGrid:
     """Return the ``grid`` of an experiment's file as plain Python. Raises ``UserError`` if it is not a grid."""
     axes: Any = {} if section is None else OmegaConf.to_container(section)
     if not isinstance(axes, dict):
@@ -101,7 +101,7 @@ def format_value(value: Any) -> str:
 
 
 def select_axes(
-    grid: Grid, asked: Mapping[str, list[str]], groups: Collection[str], default: Mapping[str, str]
+    grid: SweepGrid, asked: Mapping[str, list[str]], groups: Collection[str], default: Mapping[str, str]
 ) -> tuple[dict[str, list[str]], set[str]]:
     """Return each axis of a grid with the texts of its values, and the keys of the command line that they use.
 

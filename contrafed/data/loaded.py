@@ -1,0 +1,135 @@
+"""Say what was loaded, and find images and labels that cannot be what was meant. Every source of data comes through here."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from contrafed.core.errors import UserError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MAX_SAMPLED_IMAGES = 2000  # images that are compared with each other
+MIN_GREY_LEVELS = 3  # images that differ by less in every pixel are the same to a reader
+MAX_SAME = 0.5  # share of equal images above which a run warns
+MAX_NAMED_CLASSES = 5
+ORIENTATION_TAG = 0x0112  # of Exif
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a loader saw besides the images that it returns."""
+
+    class_names: tuple[str, ...] = ()
+    skipped: Counter[str] = field(default_factory=Counter)  # file ending -> number of files that are no images
+    unused: Counter[str] = field(default_factory=Counter)  # folder -> number of its images
+    converted: Counter[str] = field(default_factory=Counter)  # what was done -> number of images
+
+
+def convert_image(image: "Image", mode: str, converted: Counter[str]) -> "Image":
+    """Return an image in ``mode`` as a viewer shows it: turned by its orientation flag, and transparency on white.
+
+    Args:
+        image: A Pillow image.
+        mode: ``L`` or ``RGB``.
+        converted: Counts what was done.
+    """
+    from PIL import Image, ImageOps
+
+    if getattr(image, "n_frames", 1) > 1:
+        converted["only the first of several frames"] += 1
+    if image.getexif().get(ORIENTATION_TAG, 1) != 1:
+        image = ImageOps.exif_transpose(image)
+        converted["turned by their orientation flag"] += 1
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        opacity: Any = image.getchannel("A").getextrema()
+        if opacity[0] < 255:
+            converted["transparency on white"] += 1
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        image = Image.alpha_composite(white, image)
+    return image.convert("RGB").convert(mode)
+
+
+def check_loaded(data: Any, where: str) -> list[str]:
+    """Return warnings about images and labels, each with its fix.
+
+    Args:
+        data: What was loaded (``ImageData``), with the test split that the run uses.
+        where: The source, for messages.
+
+    Raises:
+        UserError: If all images are the same, if pixels are only 0 and 1, or if the test split alone has a class.
+    """
+    if not len(data.y):
+        return []
+    if int(data.x.max()) <= 1 and int(data.x.max()) > int(data.x.min()):
+        raise UserError(
+            f"{where}: all pixels are 0 or 1 of 255, as if scaled twice. Fix: give uint8 in 0..255 or floats in 0..1"
+        )
+    lines = [_check_same(data, where)]
+    counts = np.stack([np.bincount(data.y[data.test == held], minlength=data.num_classes) for held in (False, True)])
+    missing, trains, tests = counts.sum(0) == 0, counts[0] > 0, counts[1] > 0
+    if (tests & ~trains).any():
+        raise UserError(
+            f"{where}: {_name(data, tests & ~trains)} in the test split alone, where nobody can learn it. "
+            "Fix: add training images, or set dataset.merge_splits=true"
+        )
+    if tests.any() and (only := trains & ~tests).any():
+        lines.append(f"{where}: {_name(data, only)} in the training split alone, so that no score knows it")
+    if missing.any():
+        lines.append(f"{where}: {_name(data, missing)} without images")
+    lines += [f"{where}: {folder}/ is not used ({count} images)" for folder, count in sorted(data.loaded.unused.items())]
+    return [line for line in lines if line]
+
+
+def _check_same(data: Any, where: str) -> str:
+    """Return a warning if most images are the same. Raises ``UserError`` if all are, up to a grey level or two."""
+    picked = torch.linspace(0, len(data.y) - 1, min(len(data.y), MAX_SAMPLED_IMAGES)).long()
+    sample = data.x[picked].flatten(1)
+    spread = int((sample.amax(0).int() - sample.amin(0).int()).max())
+    fix = "Fix: look at a few of them. A drawing may be in a channel that is not read, such as transparency"
+    if len(sample) > 1 and spread < MIN_GREY_LEVELS:
+        raise UserError(f"{where}: all {len(data.y)} images are the same, up to {spread} of 255 grey levels. {fix}")
+    most = Counter(row.tobytes() for row in sample.numpy()).most_common(1)[0][1]
+    return (
+        f"{where}: {most / len(sample):.0%} of the images are one and the same. {fix}" if most > MAX_SAME * len(sample) else ""
+    )
+
+
+def _name(data: Any, chosen: np.ndarray) -> str:
+    """Return "class cat is" or "classes 3, 7 are", at most a few."""
+    names, labels = data.loaded.class_names, np.flatnonzero(chosen).tolist()
+    told = ", ".join(str(names[label] if names else label) for label in labels[:MAX_NAMED_CLASSES])
+    return f"class {told} is" if len(labels) == 1 else f"classes {told}{', ...' if len(labels) > MAX_NAMED_CLASSES else ''} are"
+
+
+def describe_loaded(data: Any) -> str:
+    """Return one line: ``240 images 28x28x1, 2 classes (cat, dog), 180 train, 60 test; 90 files skipped: .gif``."""
+    channels, height, width = data.x.shape[1:]
+    names, test = data.loaded.class_names, int(data.test.sum())
+    told = f" ({', '.join(names)})" if 0 < len(names) <= MAX_NAMED_CLASSES else ""
+    line = f"{len(data.y)} images {height}x{width}x{channels}, {data.num_classes} classes{told}"
+    line += f", {len(data.y) - test} train, {test} test"
+    if skipped := data.loaded.skipped:
+        line += f"; {skipped.total()} files skipped: {', '.join(sorted(skipped))}"
+    return line + "".join(f"; {count} with {what}" for what, count in sorted(data.loaded.converted.items()))
+
+
+def about_loaded(data: Any, warnings: Sequence[str]) -> dict[str, Any]:
+    """Return the full account for ``summary.json``: sizes, classes with their counts, and what was skipped or converted."""
+    train, test = (np.bincount(data.y[data.test == held], minlength=data.num_classes).tolist() for held in (False, True))
+    loaded = data.loaded
+    return {
+        "images": len(data.y),
+        "shape": [*data.x.shape[2:], data.x.shape[1]],
+        "classes": list(loaded.class_names) or data.num_classes,
+        "train_by_class": train,
+        "test_by_class": test,
+        **{n: dict(v) for n in ("skipped", "unused", "converted") if (v := getattr(loaded, n))},
+        **({"warnings": list(warnings)} if warnings else {}),
+    }

@@ -1,0 +1,148 @@
+"""What was loaded is told in one line, and images and labels that cannot be what was meant are refused or warned of."""
+
+import json
+
+import numpy as np
+import pytest
+from helpers import config_of
+from PIL import Image
+
+from contrafed.core.client_run import choose
+from contrafed.core.errors import UserError
+from contrafed.data.images import load_images
+from contrafed.data.loaded import describe_loaded
+from contrafed.runs.run import run
+
+RNG = np.random.default_rng(0)
+
+
+def write_images(folder, classes, count=6, ending="png", mode="L"):
+    """Write random images below ``folder/CLASS``."""
+    channels = {"L": (), "RGBA": (4,)}[mode]
+    for name in classes:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for i in range(count):
+            Image.fromarray(RNG.integers(0, 256, (10, 10, *channels), dtype=np.uint8)).save(folder / name / f"{i}.{ending}")
+
+
+def load(kind, path, **changes):
+    asked = {f"dataset.{key}": value for key, value in changes.items()} | (
+        {"dataset.image_size": 8} if kind == "folder" else {}
+    )
+    config = config_of(f"dataset={kind}", f"dataset.path={path}", *(f"{key}={value}" for key, value in asked.items()))
+    return load_images(choose("dataset", config["dataset"]))
+
+
+def save(path, x=None, y=None, **others):
+    x = RNG.integers(0, 256, (40, 8, 8), dtype=np.uint8) if x is None else x
+    np.savez(path, x=x, y=np.arange(len(x)) % 4 if y is None else y, **others)
+    return path
+
+
+def test_one_line_says_what_was_loaded(tmp_path):
+    write_images(tmp_path, ["cat", "dog"])
+    (tmp_path / "cat" / "note.txt").write_text("no image")
+    (tmp_path / "cat" / ".DS_Store").write_text("hidden")
+    write_images(tmp_path / ".ipynb_checkpoints", ["x"])
+    data = load("folder", tmp_path, test_fraction=0.34)
+    assert describe_loaded(data) == "12 images 8x8x3, 2 classes (cat, dog), 8 train, 4 test; 1 files skipped: .txt"
+    assert data.warnings == ()
+
+
+def test_a_runs_summary_has_the_account(tmp_path, capsys):
+    save(tmp_path / "a.npz")
+    settings = ("model=mlp", "engine=local", "tracker=none", "num_clients=2", "num_rounds=1", "partition=iid")
+    run(config_of(*settings, "dataset=npz", f"dataset.path={tmp_path}/a.npz", f"output_dir={tmp_path}/run"))
+    account = json.loads((tmp_path / "run" / "summary.json").read_text())["data"]
+    assert (account["images"], account["shape"], account["classes"]) == (40, [8, 8, 1], 4)
+    assert sum(account["train_by_class"]) + sum(account["test_by_class"]) == 40
+    assert "40 images 8x8x1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("splits", [("training_set", "test_set"), ("Train_Images", "val-data"), ("train", "val"), ("dev",)])
+def test_folders_of_splits_are_no_classes(tmp_path, splits):
+    for split in splits:
+        write_images(tmp_path / split, ["a", "b"])
+    with pytest.raises(UserError, match="Fix: "):
+        load("folder", tmp_path)
+
+
+def test_train_and_test_are_read_and_val_is_reported(tmp_path):
+    for split, count in (("Training", 4), ("test", 2), ("valid", 3)):
+        write_images(tmp_path / split, ["a", "b"], count)
+    data = load("folder", tmp_path)
+    assert (int((~data.test).sum()), int(data.test.sum())) == (8, 4)
+    assert len(data.warnings) == 1
+    assert "valid/" in data.warnings[0]
+    assert "6 images" in data.warnings[0]
+
+
+def test_folders_between_the_classes_and_their_images_are_refused(tmp_path):
+    write_images(tmp_path / "animals", ["cat", "dog"])
+    write_images(tmp_path / "plants", ["fern"])
+    with pytest.raises(UserError, match=r"cat, dog.*Fix: "):
+        load("folder", tmp_path)
+
+
+def test_transparency_is_on_white_and_the_orientation_flag_applies(tmp_path):
+    write_images(tmp_path, ["b"])
+    (tmp_path / "a").mkdir()
+    drawing = np.zeros((10, 10, 4), dtype=np.uint8)
+    drawing[2:4, :, 3] = 255  # two black lines on nothing
+    Image.fromarray(drawing).save(tmp_path / "a" / "0.png")
+    upright = Image.fromarray(np.repeat(np.arange(10, dtype=np.uint8)[:, None] * 25, 10, axis=1))
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    upright.save(tmp_path / "a" / "1.png", exif=exif)
+    data = load("folder", tmp_path, grayscale="true")
+    assert int(data.x[0].max()) == 255
+    assert int(data.x[0, 0, 2].max()) < 128
+    assert data.x[1, 0, 0, 0] > data.x[1, 0, -1, 0]
+    assert set(data.loaded.converted.values()) == {1}
+    assert len(data.loaded.converted) == 2
+
+
+def test_of_several_frames_the_first_is_read_and_counted(tmp_path):
+    write_images(tmp_path, ["a", "b"])
+    frames = [Image.fromarray(RNG.integers(0, 256, (10, 10), dtype=np.uint8)) for _ in range(3)]
+    frames[0].save(tmp_path / "a" / "film.tiff", save_all=True, append_images=frames[1:])
+    assert sum(load("folder", tmp_path).loaded.converted.values()) == 1
+
+
+SAME = np.repeat(RNG.integers(0, 256, (1, 8, 8), dtype=np.uint8), 40, axis=0)
+IMAGES = RNG.integers(0, 256, (40, 8, 8), dtype=np.uint8)
+LAST = np.arange(40) >= 30
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        ({"x": SAME}, "same"),
+        ({"x": SAME + (np.arange(40) % 2)[:, None, None].astype(np.uint8) // 1 * (SAME < 255)}, "same"),
+        ({"x": IMAGES % 2}, "0 or 1"),
+        ({"x": IMAGES / 255 / 255}, "0 or 1"),
+        ({"y": np.arange(40) % 4 * 10}, "occur"),
+        ({"y": np.where(LAST, 4, np.arange(40) % 4), "split": LAST}, "class 4"),
+        ({"y": np.arange(40) % 4 + 0.0}, "whole numbers"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(tmp_path, arrays, reason):
+    with pytest.raises(UserError, match=reason):
+        load("npz", save(tmp_path / "a.npz", **arrays))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "changes"),
+    [
+        ({"x": np.where(np.arange(40)[:, None, None] < 25, SAME, IMAGES)}, {}),
+        ({"y": np.where(LAST, np.arange(40) % 3, np.arange(40) % 4), "split": LAST}, {}),
+        ({}, {"num_classes": 6}),
+    ],
+)
+def test_what_may_not_be_meant_is_one_warning(tmp_path, arrays, changes):
+    assert len(load("npz", save(tmp_path / "a.npz", **arrays), **changes).warnings) == 1
+
+
+def test_a_class_of_the_test_split_alone_is_no_fault_once_the_splits_are_merged(tmp_path):
+    path = save(tmp_path / "a.npz", y=np.where(LAST, 4, np.arange(40) % 4), split=LAST)
+    assert load("npz", path, merge_splits="true").warnings == ()
