@@ -113,8 +113,8 @@ def call_command(monkeypatch, capsys):
 
 
 @pytest.fixture
-def refused(request, tmp_path):
-    """Expect an error: ``with refused(KEY): ...``."""
+def expect_error(request, tmp_path):
+    """Expect an error: ``with expect_error(KEY): ...``."""
     from messages import Refused
 
     return Refused(request.node.nodeid, tmp_path)

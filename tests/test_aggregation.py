@@ -157,17 +157,17 @@ def test_exactly_the_rules_that_take_nothing_but_means_say_so():
         (["fedavg", "strategy.weights=known_probability", "participation=full"], "strategy.weights=known_probability"),
     ],
 )
-def test_a_rule_that_takes_no_mean_is_refused_in_one_line(strategy, what, refused):
-    with refused("aggregation"):
+def test_a_rule_that_takes_no_mean_is_refused_in_one_line(strategy, what, expect_error):
+    with expect_error("aggregation"):
         resolve(config_of("aggregation=median", f"strategy={strategy[0]}", *strategy[1:]))
 
 
-def test_noise_on_a_mean_goes_with_the_mean_alone(refused):
-    with refused("privacy"):
+def test_noise_on_a_mean_goes_with_the_mean_alone(expect_error):
+    with expect_error("privacy"):
         resolve(config_of("strategy=fedavg", "privacy=central", "aggregation=median"))
 
 
-def test_a_rule_of_ones_own_says_so_itself(monkeypatch, refused):
+def test_a_rule_of_ones_own_says_so_itself(monkeypatch, expect_error):
     """A strategy that inherits FedAvg may use replies differently."""
 
     class Mine(FedAvg):
@@ -175,7 +175,7 @@ def test_a_rule_of_ones_own_says_so_itself(monkeypatch, refused):
 
     monkeypatch.setattr("contrafed.config.validate.strategy_class_of", lambda server: Mine)
     asked = config_of("strategy=fedavg", "aggregation=median")
-    with refused("aggregation"):
+    with expect_error("aggregation"):
         resolve(asked)
     Mine.linear_in_updates = True
     assert resolve(asked).aggregation.name == "median"
@@ -192,6 +192,6 @@ def test_a_rule_of_ones_own_says_so_itself(monkeypatch, refused):
         ("median", {"trim": 0.1}),
     ],
 )
-def test_a_mistake_is_one_line(name, changes, refused):
-    with refused():
+def test_a_mistake_is_one_line(name, changes, expect_error):
+    with expect_error():
         make(name, **changes)

@@ -62,15 +62,15 @@ def test_one_by_one_they_come_and_go():
         {"joins": [[9, 0.5]], "leaves": [[5, 0.6]]},
     ],
 )
-def test_a_mistake_is_one_line(changes, refused):
-    with refused():
+def test_a_mistake_is_one_line(changes, expect_error):
+    with expect_error():
         make(**changes)
 
 
-def test_how_often_they_take_part_is_not_known_so_that_nothing_is_divided_by_it(refused):
+def test_how_often_they_take_part_is_not_known_so_that_nothing_is_divided_by_it(expect_error):
     from contrafed.config.run_config import resolve
 
-    with refused("strategy.weights"):
+    with expect_error("strategy.weights"):
         resolve(config_of("participation=arrival", "strategy=fedavg", "strategy.weights=known_probability"))
 
 
@@ -178,8 +178,8 @@ def test_known_probabilities_count_what_arrives():
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.5, "often"])
-def test_a_wrong_rate_is_one_line(value, refused):
-    with refused("participation.loss_rate"):
+def test_a_wrong_rate_is_one_line(value, expect_error):
+    with expect_error("participation.loss_rate"):
         make("full", loss_rate=value)
 
 

@@ -61,8 +61,8 @@ def test_attackers_are_drawn_by_the_seed_and_more_of_them_have_the_fewer_among_t
         ("attack=scale", "attack.factor=0"),
     ],
 )
-def test_a_mistake_is_one_line(overrides, refused):
-    with refused():
+def test_a_mistake_is_one_line(overrides, expect_error):
+    with expect_error():
         resolve(config_of(*overrides))
 
 
@@ -73,7 +73,7 @@ def test_a_mistake_is_one_line(overrides, refused):
         ("(Attack)", ""),
     ],
 )
-def test_an_attack_of_ones_own_that_would_attack_nobody(tmp_path, monkeypatch, base, parent, refused):
+def test_an_attack_of_ones_own_that_would_attack_nobody(tmp_path, monkeypatch, base, parent, expect_error):
     imports = "from dataclasses import dataclass\nfrom contrafed.engines.attack import Attack, Attackers\n"
     config = f"@dataclass(frozen=True)\nclass Config{parent}:\n    pass\n"
     mine = f"class Mine{base}:\n    def one(self, change, *_):\n        return change\n"
@@ -82,13 +82,13 @@ def test_an_attack_of_ones_own_that_would_attack_nobody(tmp_path, monkeypatch, b
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "lab.mine", raising=False)
     who = {"fraction": 0.1, "clients": None} if parent else {}
-    with refused():
+    with expect_error():
         resolve(config_of() | {"attack": {"name": "mine", "module": "lab.mine", **who}})
 
 
 @pytest.mark.parametrize("name", ["label_flip", *UPDATES])
-def test_devices_are_never_told_to_attack(name, tmp_path, refused):
-    with refused("attack"):
+def test_devices_are_never_told_to_attack(name, tmp_path, expect_error):
+    with expect_error("attack"):
         compose_deployed_run(f"num_clients=3 engine=local attack={name} output_dir={tmp_path}/run")
     assert not (tmp_path / "run").exists()
 

@@ -218,43 +218,43 @@ def test_what_was_read_stays_when_its_file_is_written_over(tmp_path):
     assert [p.name for p in (tmp_path / "checkpoints" / "clients").iterdir()] == ["0-3.safetensors"]
 
 
-def test_another_configuration_is_refused_by_its_keys(stop_run, refused):
+def test_another_configuration_is_refused_by_its_keys(stop_run, expect_error):
     folder = stop_run()
-    with refused("resume"):
+    with expect_error("resume"):
         run(
             config_of(
                 "strategy=pmfl", *SMALL_RUN, "num_rounds=9", "strategy.local.lr=0.2", "resume=latest", f"output_dir={folder}"
             )
         )
-    with refused("resume"):
+    with expect_error("resume"):
         run(config_of("strategy=fedavg", *SMALL_RUN, "resume=latest", f"output_dir={folder}"))
 
 
-def test_what_says_which_replies_count_may_not_differ(stop_run, refused):
-    with refused("resume"):
+def test_what_says_which_replies_count_may_not_differ(stop_run, expect_error):
+    with expect_error("resume"):
         run(config_of("strategy=pmfl", *SMALL_RUN, "engine.max_norm=0.5", "resume=latest", f"output_dir={stop_run()}"))
 
 
-def test_logs_that_do_not_reach_the_checkpoint_are_one_line(stop_run, refused):
+def test_logs_that_do_not_reach_the_checkpoint_are_one_line(stop_run, expect_error):
     folder = stop_run()
     log = folder / "metrics.csv"
     log.write_bytes(log.read_bytes()[:40])
-    with refused("resume"):
+    with expect_error("resume"):
         run(config_of("strategy=pmfl", *SMALL_RUN, "resume=latest", f"output_dir={folder}"))
     log.unlink()
-    with refused("resume"):
+    with expect_error("resume"):
         run(config_of("strategy=pmfl", *SMALL_RUN, f"resume={folder}/checkpoints/000004", f"output_dir={folder}-2"))
     assert not Path(f"{folder}-2").exists()
 
 
-def test_latest_never_overwrites_another_run(tmp_path, refused):
+def test_latest_never_overwrites_another_run(tmp_path, expect_error):
     run(config_of("strategy=fedavg", *SMALL_RUN, f"output_dir={tmp_path}/run"))
     before = outcome(tmp_path / "run")
     for name in ("fedavg", "fedprox"):
-        with refused("resume"):
+        with expect_error("resume"):
             run(config_of(f"strategy={name}", *SMALL_RUN, "resume=latest", f"output_dir={tmp_path}/run"))
     (tmp_path / "run" / "summary.json").unlink()  # as if killed before its first checkpoint
-    with refused("resume"):
+    with expect_error("resume"):
         run(config_of("strategy=fedprox", *SMALL_RUN, "resume=latest", f"output_dir={tmp_path}/run"))
     run(config_of("strategy=fedavg", *SMALL_RUN, "resume=latest", f"output_dir={tmp_path}/run"))
     assert equal(outcome(tmp_path / "run"), before)
@@ -293,10 +293,10 @@ def test_model_and_memory_come_back_in_their_order(stop_run, monkeypatch):
     assert all(order in (models[0], client_states[0]) for order in models + client_states)
 
 
-def test_where_there_is_no_checkpoint(tmp_path, capsys, refused):
-    with refused("resume"):
+def test_where_there_is_no_checkpoint(tmp_path, capsys, expect_error):
+    with expect_error("resume"):
         run(config_of(*SMALL_RUN, "resume=lastest", f"output_dir={tmp_path}/run"))
-    with refused("resume"):
+    with expect_error("resume"):
         run(config_of(*SMALL_RUN, "resume=nowhere", f"output_dir={tmp_path}/run"))
     assert not (tmp_path / "run").exists()
     run(config_of(*SMALL_RUN, "resume=latest", f"output_dir={tmp_path}/run"))
@@ -305,7 +305,7 @@ def test_where_there_is_no_checkpoint(tmp_path, capsys, refused):
     (tmp_path / "run" / "summary.json").write_text('{"status": "failed", "experiment": "finished"}')
     run(config_of(*SMALL_RUN, "resume=latest", f"output_dir={tmp_path}/run"))
     assert "beginning with round 1" in capsys.readouterr().out
-    with refused("engine"):
+    with expect_error("engine"):
         run(config_of(*SMALL_RUN, "engine=flower", "checkpoint_every=2", f"output_dir={tmp_path}/f"))
 
 

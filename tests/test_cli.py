@@ -84,8 +84,8 @@ def command(*arguments, timeout=900):
         ("strategy=local attack=alie", "attack"),
     ],
 )
-def test_every_mistake_is_one_line(refused, asked, key):
-    with refused(key):
+def test_every_mistake_is_one_line(expect_error, asked, key):
+    with expect_error(key):
         check_overrides(*asked.split())
 
 
@@ -140,20 +140,20 @@ for arguments in {EARLY_MISTAKES!r}:
     assert all(line.startswith("error: ") for line in done.stderr.splitlines())
 
 
-def test_a_mistake_in_the_data_leaves_no_folder(tmp_path, call_command, refused):
+def test_a_mistake_in_the_data_leaves_no_folder(tmp_path, call_command, expect_error):
     wrong = ("partition=pathological", "partition.classes_per_client=20", f"output_dir={tmp_path}/new/run")
     done = call_command(*QUICK_RUN, *wrong)
     assert done.returncode == 2
-    refused.check(done.stderr)
+    expect_error.check(done.stderr)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_mistake_that_the_engine_finds_leaves_no_folder(tmp_path, monkeypatch, refused):
+def test_a_mistake_that_the_engine_finds_leaves_no_folder(tmp_path, monkeypatch, expect_error):
     def refuses(config, job):
         raise UserError("no room")
 
     monkeypatch.setattr("contrafed.engines.local.run", refuses)
-    with refused():
+    with expect_error():
         run(config_of(*QUICK_RUN, f"output_dir={tmp_path}/run"))
     assert not (tmp_path / "run").exists()
 
@@ -167,12 +167,12 @@ def test_a_job_is_shown_wherever_the_flag_stands(call_command):
     assert call_command(*wanted, "scale=null", "--cfg", "job").stdout == last.stdout
 
 
-def test_sweeps_expand_to_every_combination(refused):
+def test_sweeps_expand_to_every_combination(expect_error):
     got = [job.overrides for job in expand_jobs(["strategy=fedavg,moon", "seed=range(0,3)", "num_clients=5"])]
     assert len(got) == 6
     assert got[0] == ["strategy=fedavg", "seed=0", "num_clients=5"]
     assert got[-1] == ["strategy=moon", "seed=2", "num_clients=5"]
-    with refused():
+    with expect_error():
         checked_jobs("strategy=pmfl,pfml")
 
 

@@ -70,9 +70,9 @@ def test_without_any_budget_everything_is_on_disk_and_costs_time(tmp_path):
     held.clear()
 
 
-def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path, refused):
+def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path, expect_error):
     held = ClientStateStore(0, 0, str(tmp_path / "none"))
-    with refused("engine.memory_folder"):
+    with expect_error("engine.memory_folder"):
         held.store(1, memory(1))
 
 

@@ -45,8 +45,8 @@ def test_lists_of_a_configuration(hint, value, found):
         (dict[str, int], {}, "key"),
     ],
 )
-def test_what_a_key_cannot_be(refused, hint, value, key):
-    with refused(key):
+def test_what_a_key_cannot_be(expect_error, hint, value, key):
+    with expect_error(key):
         convert(hint, value, "key")
 
 

@@ -57,12 +57,12 @@ def test_a_damaged_checkpoint_is_passed_over(stop_run, whole, damage):  # noqa: 
     assert equal(outcome(folder), whole)
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(stop_run, refused):  # noqa: F811
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(stop_run, expect_error):  # noqa: F811
     folder = stop_run()
     for path in folder.glob("checkpoints/0*/state.json"):
         path.write_text(path.read_text()[:99])
     before = (folder / "metrics.csv").read_bytes()
-    with refused("resume"):
+    with expect_error("resume"):
         run(config_of("strategy=pmfl", *SMALL_RUN, "resume=latest", f"output_dir={folder}"))
     assert (folder / "metrics.csv").read_bytes() == before
     assert len(list(folder.glob("checkpoints/0*"))) == 2

@@ -90,10 +90,10 @@ def test_a_client_that_diverges_is_named_and_keeps_what_it_remembered(client_cla
     assert all(bool(value.isfinite().all()) for model in models for value in model.values())
 
 
-def test_a_run_goes_on_or_stops_with_everything_written(tmp_path, call_command, refused):
+def test_a_run_goes_on_or_stops_with_everything_written(tmp_path, call_command, expect_error):
     summary = run(config_of(*DIVERGING_RUN, f"output_dir={tmp_path}/on"))
     assert (summary["status"], summary["rounds"], summary["replies_rejected"]) == ("finished", 3, 18)
-    with refused("on_divergence", RunStopped):
+    with expect_error("on_divergence", RunStopped):
         run(config_of(*DIVERGING_RUN, "on_divergence=stop", f"output_dir={tmp_path}/notebook"))
     done = call_command(*DIVERGING_RUN, "on_divergence=stop", f"output_dir={tmp_path}/off")
     assert done.returncode == 1
@@ -107,11 +107,11 @@ def test_a_run_goes_on_or_stops_with_everything_written(tmp_path, call_command, 
     assert (tmp_path / "on" / "metrics.csv").read_bytes().startswith(rows)
 
 
-def test_a_run_that_stopped_never_goes_on_behind_it(tmp_path, refused):
+def test_a_run_that_stopped_never_goes_on_behind_it(tmp_path, expect_error):
     """Its last checkpoint is of the round before. Otherwise a repeated sweep would take it for a finished run."""
     wanted = (*DIVERGING_RUN, "on_divergence=stop", "checkpoint_every=1", "resume=latest", f"output_dir={tmp_path}/run")
     for _ in range(2):
-        with refused("on_divergence", RunStopped):
+        with expect_error("on_divergence", RunStopped):
             run(config_of(*wanted))
     assert run(config_of(*wanted, "on_divergence=reject"))["status"] == "finished"
 

@@ -163,9 +163,9 @@ def experiment(folder, optimizer, method):
     write(folder, "experiment", "table", EXPERIMENT.replace("OPTIMIZER", optimizer).replace("METHOD", method))
 
 
-def test_a_key_that_the_method_does_not_have_is_named(tmp_path, refused):
+def test_a_key_that_the_method_does_not_have_is_named(tmp_path, expect_error):
     experiment(tmp_path, "lr: 0.2", "strategy=fedprox: {strategy.proximal_wait: 1}")
-    with refused():
+    with expect_error():
         compose_job(["experiment=table", "strategy=fedprox"], tmp_path)
     assert compose_job(["experiment=table", "strategy=moon"], tmp_path).strategy.local.lr == 0.2
 
@@ -178,10 +178,12 @@ def plain(monkeypatch):
 
 
 @pytest.mark.parametrize("optimizer", ["{optimizer: adam, lr: 0.003}", "{momentum: 0.9, lr: 0.02}"])
-def test_a_method_of_plain_sgd_is_refused_with_more_unless_the_experiment_says_otherwise(tmp_path, plain, optimizer, refused):
+def test_a_method_of_plain_sgd_is_refused_with_more_unless_the_experiment_says_otherwise(
+    tmp_path, plain, optimizer, expect_error
+):
     text = "\n    ".join(f"{k}: {v}" for k, v in OmegaConf.to_container(OmegaConf.create(optimizer)).items())
     experiment(tmp_path, text, "strategy=moon: {}")
-    with refused("strategy"):
+    with expect_error("strategy"):
         resolve(OmegaConf.to_container(compose_job(["experiment=table", "strategy=fedavg"], tmp_path), resolve=True))
     sgd = "strategy=fedavg: {strategy.local.optimizer: sgd, strategy.local.momentum: 0.0, strategy.local.lr: 0.07}"
     experiment(tmp_path, text, sgd)
@@ -192,12 +194,12 @@ def test_a_method_of_plain_sgd_is_refused_with_more_unless_the_experiment_says_o
     # What the command line sets stays, and is refused.
     assert compose_job(["experiment=table", "strategy=fedavg", "strategy.local.lr=9"], tmp_path).strategy.local.lr == 9
     explicit = compose_job(["experiment=table", "strategy=fedavg", "strategy.local.momentum=0.5"], tmp_path)
-    with refused("strategy"):
+    with expect_error("strategy"):
         resolve(OmegaConf.to_container(explicit, resolve=True))
 
 
-def test_without_an_experiment_a_momentum_beside_plain_sgd_is_refused(plain, refused):
-    with refused("strategy"):
+def test_without_an_experiment_a_momentum_beside_plain_sgd_is_refused(plain, expect_error):
+    with expect_error("strategy"):
         resolve(config_of("strategy=fedavg", "strategy.local.momentum=0.9"))
 
 

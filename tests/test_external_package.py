@@ -128,7 +128,7 @@ def test_a_rule_from_outside_goes_beside_any_method_that_averages_models(home):
     assert run(cfg)["status"] == "finished"
 
 
-def test_flwr_runs_config_names_the_folder(home, monkeypatch, refused):
+def test_flwr_runs_config_names_the_folder(home, monkeypatch, expect_error):
     """``flwr run . --run-config 'config-dir="..." overrides="..."'``: the folder reaches the composition."""
     from flwr.app import Context, RecordDict
 
@@ -146,19 +146,19 @@ def test_flwr_runs_config_names_the_folder(home, monkeypatch, refused):
     context = Context(7, 0, node_config={}, state=RecordDict(), run_config=config)
     contrafed.runs.server_app.main(object(), context)
     assert reached == [({"num_clients": 3}, f"{home}/devices")]
-    with refused("strategy"):
+    with expect_error("strategy"):
         contrafed.runs.server_app.main(object(), Context(7, 0, {}, RecordDict(), {**config, "config-dir": ""}))
 
 
-def test_choices_from_outside_are_listed_and_offered(home, refused):
+def test_choices_from_outside_are_listed_and_offered(home, expect_error):
     assert "a method of my own" in help_text(str(home / "yamls"))
     assert "a rule of my own" in help_text(str(home / "yamls"))
     assert "a method of my own" not in help_text()
-    with refused("strategy"):
+    with expect_error("strategy"):
         compose_job(["strategy=mini"], home / "yamls")
-    with refused("strategy"):
+    with expect_error("strategy"):
         compose_job(["strategy=mine"])
-    with refused("strategy.scael"):
+    with expect_error("strategy.scael"):
         compose_job(["strategy=mine", "strategy.scael=1"], home / "yamls")
     done = command(home, "--help")
     assert "a method of my own" in done.stdout
@@ -206,12 +206,12 @@ def test_mistakes_in_a_yaml_of_ones_own_are_named(home, old, new, said):
         ("my_method.py", None),
     ],
 )
-def test_a_module_that_cannot_be_imported_is_one_line_with_its_place(home, file, text, refused):
+def test_a_module_that_cannot_be_imported_is_one_line_with_its_place(home, file, text, expect_error):
     if text is None:
         (home / "my_package" / file).unlink()
     else:
         write(home / "my_package" / file, text)
-    with refused():
+    with expect_error():
         resolve_mine(home)
 
 
@@ -224,8 +224,8 @@ def test_the_command_says_so_too(home):
 
 
 @pytest.mark.parametrize("arguments", [["--config-dir"], ["-cd="], ["-cd=a", "-cd=b"]])
-def test_the_option_of_a_folder_takes_one(refused, arguments):
-    with refused():
+def test_the_option_of_a_folder_takes_one(expect_error, arguments):
+    with expect_error():
         read_arguments(["strategy=mine", *arguments])
 
 
@@ -233,9 +233,9 @@ def test_the_option_of_a_folder_takes_one(refused, arguments):
     ("file", "text", "name"),
     [("twin", METHOD, "twin"), ("broken", "name: [", "broken"), ("fedavg", METHOD, "mine"), (None, "", "mine")],
 )
-def test_folders_that_cannot_be_are_one_line(home, refused, file, text, name):
+def test_folders_that_cannot_be_are_one_line(home, expect_error, file, text, name):
     folder = home / ("yamls" if file else "nowhere")
     if file:
         write(folder / "strategy" / f"{file}.yaml", text)
-    with refused():
+    with expect_error():
         compose_job([f"strategy={name}"], folder)

@@ -59,9 +59,9 @@ def test_a_folder_in_the_home_folder_is_one(repository, tmp_path, monkeypatch):
     assert len(load_images_of(*repository(), *COLUMNS, "dataset.repository=~/hub", "dataset.download=false").y) == 16
 
 
-def test_images_of_several_sizes_want_one(repository, refused):
+def test_images_of_several_sizes_want_one(repository, expect_error):
     named = (*repository(sizes=(9, 12)), *COLUMNS, "dataset.test_split=null", "dataset.test_fraction=0.5")
-    with refused("dataset.repository"):
+    with expect_error("dataset.repository"):
         load_images_of(*named)
     data = load_images_of(*named, "dataset.image_size=10")
     assert tuple(data.x.shape) == (12, 1, 10, 10)
@@ -99,10 +99,10 @@ def test_a_wrong_column_is_a_line(repository, overrides, message):
     assert message in str(error.value)
 
 
-def test_a_repository_must_be_named_before_anything_is_fetched(tmp_path, refused):
-    with refused("dataset"):
+def test_a_repository_must_be_named_before_anything_is_fetched(tmp_path, expect_error):
+    with expect_error("dataset"):
         resolve(config_of("dataset=hub"))
-    with refused("dataset"):
+    with expect_error("dataset"):
         resolve(config_of("dataset=hub", "dataset.repository=a/b", "dataset.download=false", f"dataset.root={tmp_path}"))
 
 
@@ -173,6 +173,6 @@ def test_what_a_partitioner_promises_holds_on_our_labels():
         ("NaturalIdPartitioner", {}),
     ],
 )
-def test_a_mistake_about_a_partitioner_is_a_line(partitioner, more, refused):
-    with refused("partition.partitioner"):
+def test_a_mistake_about_a_partitioner_is_a_line(partitioner, more, expect_error):
+    with expect_error("partition.partitioner"):
         dealt(partitioner, **more)

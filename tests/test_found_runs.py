@@ -37,7 +37,7 @@ def test_a_change_is_the_same_however_its_number_is_spelled(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["pmfl/table1", "../runs", ".."])
-def test_a_name_of_results_is_no_path(tmp_path, name, refused):
-    with refused():
+def test_a_name_of_results_is_no_path(tmp_path, name, expect_error):
+    with expect_error():
         results.keep([read(write_run(tmp_path / "a"), "a")], tmp_path / "results", name)
     assert not (tmp_path / "results").exists()

@@ -103,8 +103,8 @@ def test_a_rule_counts_only_those_that_may_train(tmp_path):
         ("strategy=fedamp log=[clients_train]", "log"),
     ],
 )
-def test_mistakes_are_one_line(tmp_path, refused, asked, key):
-    with refused(key):
+def test_mistakes_are_one_line(tmp_path, expect_error, asked, key):
+    with expect_error(key):
         run(config_of(*TINY_RUN, *asked.split(), f"output_dir={tmp_path}/a"))
 
 

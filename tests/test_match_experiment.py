@@ -33,7 +33,7 @@ def test_a_run_of_one_table_is_a_cell_of_another(tmp_path, capsys):
     ]
 
 
-def test_seeds_and_where_it_ran_make_no_other_cell_and_all_else_does(tmp_path, refused):
+def test_seeds_and_where_it_ran_make_no_other_cell_and_all_else_does(tmp_path, expect_error):
     same = run_of(tmp_path / "same", *PMFL, "seed=3", "engine=ray", "checkpoint_every=7")
     alpha = run_of(tmp_path / "alpha", *PMFL, "partition.alpha=0.5")
     other = run_of(tmp_path / "other", PMFL[0], "dataset=svhn", *PMFL[2:])
@@ -49,7 +49,7 @@ def test_seeds_and_where_it_ran_make_no_other_cell_and_all_else_does(tmp_path, r
     assert found[rounds]["changed"] == ["num_rounds=9"]
     assert found[small]["scale"] == "small"
     assert found[same]["seed"] == 3
-    with refused():
+    with expect_error():
         match_runs(find([other]), "pmfl/table5")
 
 

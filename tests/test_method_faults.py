@@ -44,12 +44,12 @@ def clients(request):
 
 
 @pytest.fixture
-def check_told(refused, clients):
+def check_told(expect_error, clients):
     """Expect that clients with these functions report a mistake at a line of this file, and return the client."""
 
     def check(at, cause=ReturnError, ask="update", **functions):
         client, received = client_class(clients, **functions)
-        with refused(kind=LocalError) as found:
+        with expect_error(kind=LocalError) as found:
             getattr(client, ask)(received, 1)
         said = str(found.value)
         assert said.startswith(f"client {', '.join(map(str, clients))}, round 1, ")
@@ -61,11 +61,11 @@ def check_told(refused, clients):
 
 
 @pytest.fixture
-def refused_method(refused):
+def refused_method(expect_error):
     """Expect the error of FedAvg's configuration before anything is loaded."""
 
     def check(key="strategy", try_method=resolve_and_try):
-        with refused(key):
+        with expect_error(key):
             try_method(config_of("strategy=fedavg"))
 
     return check
@@ -120,7 +120,7 @@ def test_gradients_of_a_loss_that_is_none_are_refused_alike(check_told, loss):
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_loss_has_the_same_names_at_every_step(clients, refused, first):
+def test_a_loss_has_the_same_names_at_every_step(clients, expect_error, first):
     """Otherwise a mean over the phase would count steps without it."""
 
     def loss(self, params, batch, loss_inputs):
@@ -132,7 +132,7 @@ def test_a_loss_has_the_same_names_at_every_step(clients, refused, first):
         return self.make_upload(stack)
 
     client, received = client_class(clients, loss=loss, local_update=local_update)
-    with refused(kind=LocalError):
+    with expect_error(kind=LocalError):
         client.update(received, 1)
 
 
@@ -229,11 +229,11 @@ def test_a_memory_of_the_right_shape_is_kept(clients):
     assert [update.client_state["mine"].tolist() for update in client.update(received, 1)] == [[1.0, 1.0]] * len(clients)
 
 
-def test_a_value_that_clients_begin_to_remember_later_has_the_clients_first_too(refused):
+def test_a_value_that_clients_begin_to_remember_later_has_the_clients_first_too(expect_error):
     """A checkpoint of a method whose author has changed it since."""
     client, received = client_class([0, 1], **remembering(lambda stack: torch.ones(5)))
     client.client_states = [{"other": torch.zeros(3)}] * 2
-    with refused(kind=LocalError):
+    with expect_error(kind=LocalError):
         client.update(received, 2)
 
 
@@ -273,9 +273,9 @@ def test_parts_that_no_model_has_are_refused_before_a_run(monkeypatch, refused_m
     refused_method(try_method=resolve)
 
 
-def test_shared_parts_that_is_no_class_method_is_refused_in_one_line(monkeypatch, refused):
+def test_shared_parts_that_is_no_class_method_is_refused_in_one_line(monkeypatch, expect_error):
     monkeypatch.setattr(FedAvgClient, "shared_parts", lambda cls, config: ("encoder",))
-    with refused("strategy"):
+    with expect_error("strategy"):
         resolve(config_of("strategy=fedavg"))
 
 
@@ -295,18 +295,18 @@ def test_what_a_client_declares_are_two_tables_of_shapes(monkeypatch, refused_me
     refused_method()
 
 
-def test_a_client_has_a_recipe_of_local_training(refused):
+def test_a_client_has_a_recipe_of_local_training(expect_error):
     choice = resolve(config_of("strategy=fedavg")).client.strategy
     bare = make_dataclass("Config", ["rho"], frozen=True)(0.5)
-    with refused("strategy"):
+    with expect_error("strategy"):
         _check_local_training(replace(choice, config=bare), num_rounds=1)
 
 
 @pytest.mark.parametrize("steps", [lambda self, examples: None, lambda self, examples: 1.5, lambda self, examples: self.n])
-def test_how_long_a_client_works_is_a_number_of_steps(monkeypatch, refused, tmp_path, steps):
+def test_how_long_a_client_works_is_a_number_of_steps(monkeypatch, expect_error, tmp_path, steps):
     monkeypatch.setattr(FedAvgClient, "num_local_steps", steps)
     quick = ["strategy=fedavg", "engine=local", "num_clients=2", "num_rounds=1", "participation=full", "model=mlp"]
-    with refused("FedAvgClient.num_local_steps", (RunStopped, UserError)):
+    with expect_error("FedAvgClient.num_local_steps", (RunStopped, UserError)):
         run(config_of(*quick, f"output_dir={tmp_path}/run"))
 
 

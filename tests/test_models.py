@@ -294,18 +294,18 @@ def test_projection_is_the_projector():
     assert count(model.projector) == 128 * 256 + 256 + 256 * 256 + 256
 
 
-def test_faults_are_one_line(refused):
-    with refused("model"):
+def test_faults_are_one_line(expect_error):
+    with expect_error("model"):
         make("cnn", 1, 7)
-    with refused("model"):
+    with expect_error("model"):
         make("cnn", 4, 32)
-    with refused("model.hiden"):
+    with expect_error("model.hiden"):
         settings_of("cnn", hiden=3)
-    with refused("model.dropout"):
+    with expect_error("model.dropout"):
         settings_of("cnn", dropout=1.0)
-    with refused("model"):
+    with expect_error("model"):
         build_model(settings_of("cnn", channels=[8] * 4), 1, (8, 8), 10, 0)
-    with refused("model.channels"):
+    with expect_error("model.channels"):
         settings_of("cnn", channels=[])
 
 

@@ -99,11 +99,11 @@ def test_a_resolved_run_can_be_run_twice_and_its_strategy_begins_anew(counts, tm
         assert left == right
 
 
-def test_a_sweep_tries_each_method_without_data_before_its_first_job(counts, monkeypatch, refused):
+def test_a_sweep_tries_each_method_without_data_before_its_first_job(counts, monkeypatch, expect_error):
     monkeypatch.setattr("contrafed.data.federation.load_images", None)
     method.try_method(run_config.resolve(config_of(*SMALL_RUN, "strategy=scaffold")))
     assert counts == CALLS_OF_A_RUN
-    with refused("privacy"):
+    with expect_error("privacy"):
         method.try_method(run_config.resolve(config_of("strategy=scaffold", "privacy=laplace")))
 
 
@@ -116,19 +116,21 @@ def test_a_sweep_tries_each_method_without_data_before_its_first_job(counts, mon
         ("contrafed.clients.fedavg.FedAvgClient.message_spec", classmethod(lambda cls, model, config: {}), "strategy"),
     ],
 )
-def test_a_fault_of_what_a_run_builds_is_one_line_and_leaves_no_folder(monkeypatch, tmp_path, refused, place, function, key):
+def test_a_fault_of_what_a_run_builds_is_one_line_and_leaves_no_folder(
+    monkeypatch, tmp_path, expect_error, place, function, key
+):
     monkeypatch.setattr(place, function, raising=False)
-    with refused(key):
+    with expect_error(key):
         run(config_of(*SMALL_RUN, "strategy=fedavg", f"output_dir={tmp_path}/run"))
     assert not (tmp_path / "run").exists()
 
 
-def test_what_a_broadcast_keeps_beside_the_state_is_refused_before_the_first_round(monkeypatch, tmp_path, refused):
+def test_what_a_broadcast_keeps_beside_the_state_is_refused_before_the_first_round(monkeypatch, tmp_path, expect_error):
     def broadcast(self, model):
         self.ema = model
         return broadcast_of_all(self, model)
 
     broadcast_of_all = FederatedStrategy.broadcast
     monkeypatch.setattr("contrafed.strategies.fedavg.FedAvg.broadcast", broadcast, raising=False)
-    with refused():
+    with expect_error():
         run(config_of(*SMALL_RUN, "strategy=fedavg", f"output_dir={tmp_path}/run"))

@@ -74,8 +74,8 @@ def nan_pixel():
         ({**GOOD_IMAGES, "y": np.zeros(20, dtype=int)}, {}),
     ],
 )
-def test_npz_faults_are_one_line(tmp_path, arrays, changes, refused):
-    with refused() as error:
+def test_npz_faults_are_one_line(tmp_path, arrays, changes, expect_error):
+    with expect_error() as error:
         load_images(settings_of("npz", path=npz(tmp_path, **arrays), **changes))
     assert "data.npz" in str(error.value)
 
@@ -101,54 +101,54 @@ def test_lists_and_tensors_are_images_too():
         {"owner": 3},
     ],
 )
-def test_lists_of_something_else_are_one_line(changes, refused):
-    with refused():
+def test_lists_of_something_else_are_one_line(changes, expect_error):
+    with expect_error():
         make_images(**{**GOOD_IMAGES, "test": np.zeros(20, dtype=bool), **changes})
 
 
-def test_a_local_folder_that_is_no_set_of_the_hub_is_said_to_be_one(tmp_path, refused):
+def test_a_local_folder_that_is_no_set_of_the_hub_is_said_to_be_one(tmp_path, expect_error):
     (tmp_path / "notes.txt").write_text("nothing")
-    with refused("dataset.repository"):
+    with expect_error("dataset.repository"):
         load_images(settings_of("hub", repository=str(tmp_path), root=str(tmp_path / "cache")))
 
 
-def test_files_that_are_no_npz(tmp_path, refused):
+def test_files_that_are_no_npz(tmp_path, expect_error):
     for name, content in (("text.npz", b"hello"), ("empty.npz", b"")):
         (tmp_path / name).write_bytes(content)
-        with refused():
+        with expect_error():
             load_images(settings_of("npz", path=str(tmp_path / name)))
     np.save(tmp_path / "bare.npy", np.zeros(3))
-    with refused():
+    with expect_error():
         load_images(settings_of("npz", path=str(tmp_path / "bare.npy")))
     np.savez_compressed(tmp_path / "damaged.npz", **GOOD_IMAGES)
     content = bytearray((tmp_path / "damaged.npz").read_bytes())
     content[60:90] = bytes(30)
     (tmp_path / "damaged.npz").write_bytes(content)
-    with refused():
+    with expect_error():
         load_images(settings_of("npz", path=str(tmp_path / "damaged.npz")))
-    with refused():
+    with expect_error():
         load_images(settings_of("npz", path=str(tmp_path)))
     np.savez(tmp_path / "objects.npz", x=np.array([{}, {}], dtype=object), y=np.arange(2))
-    with refused():
+    with expect_error():
         load_images(settings_of("npz", path=str(tmp_path / "objects.npz")))
 
 
-def test_paths_are_checked_before_anything_is_loaded(tmp_path, refused):
+def test_paths_are_checked_before_anything_is_loaded(tmp_path, expect_error):
     for verb in (check, load_images):
-        with refused("dataset"):
+        with expect_error("dataset"):
             verb(settings_of("npz"))
-        with refused("dataset.path"):
+        with expect_error("dataset.path"):
             verb(settings_of("npz", path="/nowhere"))
     for name in ("mnist", "cinic10"):
         check(settings_of(name, root=str(tmp_path)))
-        with refused("dataset"):
+        with expect_error("dataset"):
             check(settings_of(name, root=str(tmp_path), download=False))
     check(settings_of("npz", path=npz(tmp_path, x=np.zeros(1))))
-    with refused("dataset.path"):
+    with expect_error("dataset.path"):
         check(settings_of("folder", path="/nowhere"))
-    with refused("dataset.merge_splits"):
+    with expect_error("dataset.merge_splits"):
         check(settings_of("digits", merge_splits=3))
-    with refused("dataset.roots"):
+    with expect_error("dataset.roots"):
         check(settings_of("mnist", roots="x"))
 
 
@@ -159,16 +159,16 @@ def images_in(folder, colours):
             Image.new("RGB", (12, 10), (colour, i, 0)).save(folder / name / f"{i}.png")
 
 
-def test_an_image_of_more_than_eight_bits_is_refused_since_it_would_be_white(tmp_path, refused):
+def test_an_image_of_more_than_eight_bits_is_refused_since_it_would_be_white(tmp_path, expect_error):
     for name, image in (("a", np.zeros((9, 9), dtype=np.uint8)), ("b", np.full((9, 9), 300, dtype=np.uint16))):
         (tmp_path / name).mkdir()
         Image.fromarray(image).save(tmp_path / name / "0.png")
-    with refused():
+    with expect_error():
         load_images(settings_of("folder", path=str(tmp_path)))
 
 
 @pytest.mark.parametrize("parts", [("train", "val"), ("Train", "Test"), ("train",), ("test", "train", "valid")])
-def test_parts_of_a_data_set_are_not_taken_for_classes(tmp_path, parts, refused):
+def test_parts_of_a_data_set_are_not_taken_for_classes(tmp_path, parts, expect_error):
     for part in parts:
         for name in ("cat", "dog"):
             (tmp_path / part / name).mkdir(parents=True)
@@ -177,18 +177,18 @@ def test_parts_of_a_data_set_are_not_taken_for_classes(tmp_path, parts, refused)
     if {"train", "test"} <= set(parts):  # other folders are ignored
         assert load_images(settings_of("folder", path=str(tmp_path))).num_classes == 2
     else:
-        with refused():
+        with expect_error():
             load_images(settings_of("folder", path=str(tmp_path)))
 
 
-def test_labels_count_from_zero(tmp_path, refused):
+def test_labels_count_from_zero(tmp_path, expect_error):
     path = npz(tmp_path, x=GOOD_IMAGES["x"], y=GOOD_IMAGES["y"] + 1)
-    with refused():
+    with expect_error():
         load_images(settings_of("npz", path=path))
     assert load_images(settings_of("npz", path=path, num_classes=5)).num_classes == 5
 
 
-def test_folders(tmp_path, refused):
+def test_folders(tmp_path, expect_error):
     images_in(tmp_path / "a" / "train", {"cat": 10, "dog": 200})
     images_in(tmp_path / "a" / "test", {"dog": 200})
     data = load_images(settings_of("folder", path=str(tmp_path / "a"), image_size=16))
@@ -201,15 +201,15 @@ def test_folders(tmp_path, refused):
     assert plain.x.shape == (8, 1, 32, 32)
     assert int(plain.test.sum()) == 2
     (tmp_path / "c").mkdir()
-    with refused():
+    with expect_error():
         load_images(settings_of("folder", path=str(tmp_path / "c")))
     images_in(tmp_path / "e" / "train", {"cat": 10, "dog": 200})
-    with refused():
+    with expect_error():
         load_images(settings_of("folder", path=str(tmp_path / "e")))
     (tmp_path / "b" / "cat" / "broken.png").write_bytes(b"no image")
-    with refused():
+    with expect_error():
         load_images(settings_of("folder", path=str(tmp_path / "b")))
     images_in(tmp_path / "d" / "train", {"cat": 10, "dog": 1})
     images_in(tmp_path / "d" / "test", {"emu": 200})
-    with refused():
+    with expect_error():
         load_images(settings_of("folder", path=str(tmp_path / "d")))

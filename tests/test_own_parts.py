@@ -96,9 +96,9 @@ RELU = r"nn.ReLU\(\), nn.MaxPool"
         ("participation", r"return np.arange.*?== shift", "return [True] * 4"),
     ],
 )
-def test_code_that_lacks_something_is_one_line_before_anything_is_loaded(home, refused, group, old, new):
+def test_code_that_lacks_something_is_one_line_before_anything_is_loaded(home, expect_error, group, old, new):
     change_part(home, group, old, new)
-    with refused() as found:
+    with expect_error() as found:
         make_run(home, group)
     assert found.value.key in (group, "parts.shifts", "Shifts.available")
 
@@ -116,19 +116,19 @@ def test_code_that_lacks_something_is_one_line_before_anything_is_loaded(home, r
         ("partition", r"return np.split.*?\n", "return [order[:0], order[:99], order[99:200], order[198:300]]\n"),
     ],
 )
-def test_what_code_returns_is_looked_at_when_data_are_loaded(home, refused, group, old, new):
+def test_what_code_returns_is_looked_at_when_data_are_loaded(home, expect_error, group, old, new):
     assert load_federation(make_run(home, group).client).num_clients == 4
     for name in [name for name in sys.modules if name.split(".")[0] == "parts"]:
         del sys.modules[name]
     change_part(home, group, old, new)
-    with refused(group):
+    with expect_error(group):
         load_federation(make_run(home, group).client)
 
 
-def test_a_channel_axis_that_comes_first_is_named(refused):
+def test_a_channel_axis_that_comes_first_is_named(expect_error):
     y, test = np.arange(20) % 2, np.arange(20) % 5 == 0
     for shape in ((20, 3, 32, 40), (20, 3, 32, 3), (20, 32, 32, 5)):
-        with refused("images"):
+        with expect_error("images"):
             make_images(np.zeros(shape, np.uint8), y, test)
     assert make_images(np.zeros((20, 3, 32, 40), np.uint8).transpose(0, 2, 3, 1), y, test).x.shape == (20, 3, 32, 40)
 
@@ -150,7 +150,7 @@ def test_torchs_data_sets_are_stacked():
     assert (data.x[31].permute(1, 2, 0).numpy() == np.asarray(sets[1][1][0])).all()
 
 
-def test_clients_share_examples_by_lazy(home, refused):
+def test_clients_share_examples_by_lazy(home, expect_error):
     change_part(home, "partition", r"def split.*?\n\n\n", f"{piece('lazy')}\n\n")
     run = make_run(home, "partition", "num_clients=3").client
     partition = load_federation(run).partition
@@ -159,22 +159,22 @@ def test_clients_share_examples_by_lazy(home, refused):
     assert len(common) == len(set.union(*parts)) // 20
     assert parts[0] & parts[2] == parts[1] & parts[2] == common
     assert partition.test_sizes.tolist() == [0, 0, 0]
-    with refused("partition"):
+    with expect_error("partition"):
         load_federation(make_run(home, "partition", "num_clients=3", "partition.test_fraction=0.2").client)
 
 
 @pytest.mark.parametrize("returned", ["train", "Partition(train[1:], train[1:], y, num_classes)"])
-def test_what_lazy_returns_is_looked_at_too(home, refused, returned):
+def test_what_lazy_returns_is_looked_at_too(home, expect_error, returned):
     text = piece("lazy").replace("return Partition(train, [pool[:0]] * num_clients, y, num_classes)", f"return {returned}")
     change_part(home, "partition", r"def split.*?\n\n\n", f"{text}\n\n")
-    with refused("partition"):
+    with expect_error("partition"):
         load_federation(make_run(home, "partition").client)
 
 
-def test_what_explicit_returns_is_looked_at_too(home, refused):
+def test_what_explicit_returns_is_looked_at_too(home, expect_error):
     body = "held = np.arange(8).reshape(4, 2)\n    return list(held), list(held[:, 1:])"
     change_part(home, "partition", r"def split.*?\n\n\n", f"def explicit(config, test, num_clients):\n    {body}\n\n\n")
-    with refused("partition"):
+    with expect_error("partition"):
         load_federation(make_run(home, "partition").client)
 
 
@@ -206,11 +206,11 @@ def test_shifts_are_as_the_page_says(home):
 
 
 @pytest.mark.parametrize("group", ["model", "dataset"])
-def test_the_command_says_it_in_one_line_too(home, call_command, refused, group):
+def test_the_command_says_it_in_one_line_too(home, call_command, expect_error, group):
     change_part(home, group, r"def (build|load)", "def nothing")
     done = call_command(f"--config-dir={home}/yamls", f"{group}={PARTS[group]}", "engine=local")
     assert (done.returncode, done.stdout) == (2, "")
-    refused.check(done.stderr)
+    expect_error.check(done.stderr)
 
 
 def client_of(home, body):
@@ -241,18 +241,18 @@ TASK = "self.task_loss(self.forward(params, batch), batch)"
         ("    def local_update(self, stack):\n        self.train(stack)\n", [0, 1]),
     ],
 )
-def test_a_method_that_returns_something_else_is_told_which_function_and_where(home, refused, body, clients):
+def test_a_method_that_returns_something_else_is_told_which_function_and_where(home, expect_error, body, clients):
     client, received = client_of(home, body)(clients)
-    with refused(kind=LocalError) as found:
+    with expect_error(kind=LocalError) as found:
         client.update(received, 1)
     line = 1 + next(i for i, text in enumerate(CLIENT.splitlines()) if "def loss" in text)
     assert str(found.value).endswith(f"(my_package/my_method.py, line {line})")
     assert str(found.value).startswith(f"client {', '.join(map(str, client.clients))}, round 1, step ")
 
 
-def test_models_to_be_evaluated_by_must_be_returned_too(home, refused):
+def test_models_to_be_evaluated_by_must_be_returned_too(home, expect_error):
     client, received = client_of(home, "    def eval_models(self, stack):\n        self.make_upload(stack)\n")([0, 1])
-    with refused(kind=LocalError):
+    with expect_error(kind=LocalError):
         client.evaluate_clients(received, 1)
 
 
@@ -272,7 +272,7 @@ def fixed(model):
 
 
 @pytest.mark.parametrize("change", [another_part, tie_projector, fixed])
-def test_a_model_has_three_parts_that_train(monkeypatch, refused, change):
+def test_a_model_has_three_parts_that_train(monkeypatch, expect_error, change):
     inner = mlp.build
 
     def built(*given):
@@ -280,7 +280,7 @@ def test_a_model_has_three_parts_that_train(monkeypatch, refused, change):
         return model
 
     monkeypatch.setattr(mlp, "build", built)
-    with refused("model"):
+    with expect_error("model"):
         build_model(choose("model", config_of("model=mlp")["model"]), 1, (8, 8), 10, 0)
 
 
@@ -292,31 +292,31 @@ def test_a_model_has_three_parts_that_train(monkeypatch, refused, change):
         {"__init__": lambda self, *given: None},  # does not call the other
     ],
 )
-def test_a_pattern_says_who_is_there_and_calls_the_init_that_it_replaces(monkeypatch, refused, functions):
+def test_a_pattern_says_who_is_there_and_calls_the_init_that_it_replaces(monkeypatch, expect_error, functions):
     mine = type("Mine", (Participation,), functions | {"__module__": full.__name__})
     (own,) = (n for n, v in vars(full).items() if isinstance(v, type) and issubclass(v, Participation) and v != Participation)
     monkeypatch.setattr(full, own, mine)
     choice = choose("participation", config_of("participation=full")["participation"])
-    with refused("participation"):
+    with expect_error("participation"):
         make_participation(choice, lambda: np.ones((2, 2)) / 2, 2, 0)
 
 
 @pytest.mark.parametrize(("train", "test"), [([0, 1], [1]), ([0, 9], []), ([[0]], []), ([0.5], []), ([10], []), ([], [-1])])
-def test_clients_of_a_partition_that_is_drawn_when_asked_are_looked_at(refused, train, test):
+def test_clients_of_a_partition_that_is_drawn_when_asked_are_looked_at(expect_error, train, test):
     class Drawn(Partition):
         num_clients = 2
         __init__ = object.__init__
         train = lambda self, client: np.array(train)  # noqa: E731
         test = lambda self, client: np.array(test, dtype=int)  # noqa: E731
 
-    with refused("partition"):
+    with expect_error("partition"):
         check_lazy(choose("partition", config_of("partition=sampled")["partition"]), Drawn(), np.arange(10) == 9)
 
 
 @pytest.mark.parametrize("part", [np.ones(4, bool), np.array([7])])
-def test_index_arrays_index(refused, part):
+def test_index_arrays_index(expect_error, part):
     """A mask would be read as ones and zeros."""
-    with refused(kind=(TypeError, ValueError)):
+    with expect_error(kind=(TypeError, ValueError)):
         Partition([part], [part[:0]], np.zeros(4, dtype=np.int64), 2)
 
 
@@ -341,7 +341,7 @@ def raise_type_error(config, draw):
         ("explicit", lambda config, test, num_clients: ([np.arange(3), np.arange(3, 1797)], None)),
     ],
 )
-def test_what_a_changed_partitioner_returns_is_a_partition(monkeypatch, refused, name, function):
+def test_what_a_changed_partitioner_returns_is_a_partition(monkeypatch, expect_error, name, function):
     monkeypatch.setattr(iid, name, function, raising=False)
-    with refused("partition"):
+    with expect_error("partition"):
         load_federation(resolve(config_of("partition=iid", "num_clients=2")).client)

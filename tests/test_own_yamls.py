@@ -32,9 +32,9 @@ def home(tmp_path, monkeypatch):
         ("_local@", "/zzz/qqqqqq@", None),
     ],
 )
-def test_a_yaml_without_its_module_or_with_a_misspelt_default_says_what_to_write(home, refused, old, new, key):
+def test_a_yaml_without_its_module_or_with_a_misspelt_default_says_what_to_write(home, expect_error, old, new, key):
     write(home / "yamls" / "strategy" / "mine.yaml", AVERAGED_METHOD.replace(old, new))
-    with refused(key):
+    with expect_error(key):
         compose_job(["strategy=mine"], home / "yamls")
 
 
@@ -63,26 +63,26 @@ def test_our_own_choices_have_their_modules_where_they_are_looked_for(group):
         ("yamls", "strategy/others.yaml", "strategy"),
     ],
 )
-def test_a_yaml_where_none_is_looked_for_is_found(home, refused, folder, file, key):
+def test_a_yaml_where_none_is_looked_for_is_found(home, expect_error, folder, file, key):
     write(home / "yamls" / file, AVERAGED_METHOD.replace("name: mine", "name: other"))
-    with refused(key):
+    with expect_error(key):
         compose_job(["strategy=other"], home / folder)
 
 
-def test_a_rule_in_the_wrong_folder_is_found_too(home, refused):
+def test_a_rule_in_the_wrong_folder_is_found_too(home, expect_error):
     write(home / "yamls" / "server" / "half.yaml", OTHER_RULE)
-    with refused("strategy.server"):
+    with expect_error("strategy.server"):
         compose_job(["strategy=mine", "strategy.server=half"], home / "yamls")
 
 
-def test_a_rule_beside_a_method_that_has_its_own_is_refused_at_once_whatever_else_is_broken(home, refused):
+def test_a_rule_beside_a_method_that_has_its_own_is_refused_at_once_whatever_else_is_broken(home, expect_error):
     write(home / "yamls" / "strategy" / "mine.yaml", OWN_RULE)
     write(home / "yamls" / "strategy" / "heir.yaml", "defaults: [feddyn, fedprox, _self_]\nname: heir\n")
     write(home / "yamls" / "strategy" / "heir_of_none.yaml", "defaults: [mine, _self_]\nname: heir_of_none\n")
     for name, text in {"a": "name: [", "b": "defaults: [b, '', null, 3]", "c": "- 1", "d": "defaults: 3"}.items():
         write(home / "yamls" / "strategy" / f"broken_{name}.yaml", text)
     began = time.perf_counter()
-    with refused("strategy.server"):
+    with expect_error("strategy.server"):
         compose_job(["strategy=mine", "strategy.server=fedavgm"], home / "yamls")
     assert time.perf_counter() - began < 5
 
@@ -97,9 +97,9 @@ def test_a_rule_beside_a_method_that_has_its_own_is_refused_at_once_whatever_els
         "published: x",
     ],
 )
-def test_a_slip_in_an_experiment_of_ones_own_is_one_line(home, refused, text):
+def test_a_slip_in_an_experiment_of_ones_own_is_one_line(home, expect_error, text):
     write(home / "yamls" / "experiment" / "mine.yaml", f"# @package _global_\n{text}\n")
-    with refused():
+    with expect_error():
         compose_job(["experiment=mine"], home / "yamls")
 
 

@@ -210,9 +210,9 @@ def test_empty_clients_have_the_floor():
 @pytest.mark.parametrize(
     ("scaling", "mean", "rows"), [("empirical", 0.1, np.zeros((3, 4))), ("empirical_floor", 0.9, np.eye(4)[[0, 1]])]
 )
-def test_a_mean_out_of_reach_is_one_line(scaling, mean, rows, refused):
+def test_a_mean_out_of_reach_is_one_line(scaling, mean, rows, expect_error):
     rows = np.vstack([rows, np.zeros((2, 4))])
-    with refused("participation.scaling"):
+    with expect_error("participation.scaling"):
         probabilities(heterogeneous(0.5, mean, 0.02, scaling), lambda: rows, len(rows), 0)
 
 
@@ -306,10 +306,10 @@ def test_trace_with_selection_and_unsorted_rows(tmp_path):
         assert set(pattern.participants(r)) == here & set(server.participants(r))
 
 
-def test_faulty_parquet_is_one_line(tmp_path, refused):
+def test_faulty_parquet_is_one_line(tmp_path, expect_error):
     file = tmp_path / "trace.parquet"
     file.write_text("this is not\nparquet")
-    with refused("participation.path"):
+    with expect_error("participation.path"):
         make_participation(settings_of("trace", path=str(file)), lambda: None, 3, 0)
 
 
@@ -331,22 +331,22 @@ def test_faulty_parquet_is_one_line(tmp_path, refused):
         "",
     ],
 )
-def test_faulty_traces_are_one_line(tmp_path, text, refused):
+def test_faulty_traces_are_one_line(tmp_path, text, expect_error):
     file = tmp_path / "trace.csv"
     file.write_text(text)
-    with refused():
+    with expect_error():
         make_participation(settings_of("trace", path=str(file)), lambda: None, 3, 0)
 
 
 @pytest.mark.parametrize("zone", [None, "UTC"])
-def test_dates_and_spans_of_time_are_no_rounds(tmp_path, zone, refused):
+def test_dates_and_spans_of_time_are_no_rounds(tmp_path, zone, expect_error):
     import pandas as pd
 
     dates = pd.date_range("2026-01-01", periods=3, tz=zone)
     file = tmp_path / "trace.parquet"
     for rounds in (dates, dates - dates[0]):
         pd.DataFrame({"client": [0, 1, 2], "round": rounds, "available": 1}).to_parquet(file)
-        with refused():
+        with expect_error():
             make_participation(settings_of("trace", path=str(file)), lambda: None, 3, 0)
 
 
@@ -376,16 +376,16 @@ def test_dates_and_spans_of_time_are_no_rounds(tmp_path, zone, refused):
         ("markovian", {"p10": 1}),
     ],
 )
-def test_faulty_settings_are_one_line(name, changes, refused):
-    with refused():
+def test_faulty_settings_are_one_line(name, changes, expect_error):
+    with expect_error():
         chosen = choose("participation", {"name": name, **changes}) if name == "fulll" else settings_of(name, **changes)
         chosen.config.count(10)
 
 
 @pytest.mark.parametrize("name", ["full", "uniform", "bernoulli", "markovian", "cyclic", "arrival"])
-def test_no_default_is_hidden_in_the_code(name, refused):
+def test_no_default_is_hidden_in_the_code(name, expect_error):
     settings = compose_participation(name)
     choose("participation", settings)
     for key in sorted(set(settings) - {"name"}):
-        with refused():
+        with expect_error():
             choose("participation", {k: v for k, v in settings.items() if k != key})

@@ -140,16 +140,16 @@ def test_lognormal_clients_that_want_more_of_a_class_than_there_is_all_get_propo
     assert np.abs(few - np.where(few > 0, 0.03 * sizes[:, None] / 3, 0)).max() <= 1
 
 
-def test_natural_clients_are_whole_owners(refused):
+def test_natural_clients_are_whole_owners(expect_error):
     owner = np.random.default_rng(0).integers(0, 50, 2000)
     data = data_of(owner=owner)
     part = make("natural", clients=12, data=data)
     for k in range(12):
         (who,) = np.unique(owner[part.train(k)])
         assert len(part.train(k)) == (owner == who).sum()
-    with refused("num_clients"):
+    with expect_error("num_clients"):
         make("natural", clients=51, data=data)
-    with refused("partition"):
+    with expect_error("partition"):
         make("natural")
 
 
@@ -164,7 +164,7 @@ def test_the_practical_partition_is_the_dirichlet_ones_scheme_by_class():
 
 
 @pytest.mark.parametrize(("name", "draws"), [("numpy.random", lambda: np.random.rand()), ("random", random.random)])  # noqa: NPY002
-def test_a_partition_draws_from_its_own_generator(monkeypatch, name, draws, refused):
+def test_a_partition_draws_from_its_own_generator(monkeypatch, name, draws, expect_error):
     monkeypatch.setattr(iid, "split", lambda config, draw: [np.array([int(9 * draws())]), np.array([10])])
-    with refused("partition"):
+    with expect_error("partition"):
         load_federation(resolve(config_of("partition=iid", "num_clients=2")).client)

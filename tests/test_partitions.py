@@ -70,12 +70,12 @@ def test_the_central_test_split_is_dealt_out_as_the_classes_are(name, changes):
     assert part.sizes.sum() == 2000
 
 
-def test_dealing_the_test_split_is_refused_where_there_is_none(refused):
-    with refused("partition.deal_test"):
+def test_dealing_the_test_split_is_refused_where_there_is_none(expect_error):
+    with expect_error("partition.deal_test"):
         make("iid", merged=True, deal_test=True)
-    with refused("partition.deal_test"):
+    with expect_error("partition.deal_test"):
         make("iid", data=data_of(test=100), deal_test=True, test_fraction=0.1)
-    with refused("partition"):
+    with expect_error("partition"):
         make("sampled", data=data_of(test=100), deal_test=True)
 
 
@@ -139,8 +139,8 @@ def test_redraws_until_large_enough():
         ("file", 20, {"path": "/nowhere.json"}),
     ],
 )
-def test_impossible_requests_are_refused_with_the_numbers(name, clients, changes, refused):
-    with refused():
+def test_impossible_requests_are_refused_with_the_numbers(name, clients, changes, expect_error):
+    with expect_error():
         check(settings_of(name, **changes), clients)
         make(name, clients, **changes)
 
@@ -194,10 +194,10 @@ def test_a_dropped_client_of_a_file_is_not_evaluated_either(tmp_path):
         "3",
     ],
 )
-def test_faulty_files_are_one_line(tmp_path, text, refused):
+def test_faulty_files_are_one_line(tmp_path, text, expect_error):
     file = tmp_path / "clients.txt"
     file.write_text(text)
-    with refused():
+    with expect_error():
         make("file", clients=3, path=str(file), data=data_of(test=10))
 
 
@@ -217,10 +217,10 @@ def test_what_is_moved_in_a_published_partition_is_counted_before_test_parts_are
 
 
 @pytest.mark.parametrize("changes", [{"test_fraction": 0.2}, {"scarce_clients": 3}, {"keep_fraction": 0.5}])
-def test_sampled_refuses_what_it_would_ignore(changes, refused):
-    with refused("partition"):
+def test_sampled_refuses_what_it_would_ignore(changes, expect_error):
+    with expect_error("partition"):
         make("sampled", **changes)
-    with refused("partition"):
+    with expect_error("partition"):
         make("sampled", merged=True)
 
 

@@ -99,16 +99,16 @@ def test_a_saved_global_model_scores_what_it_scored(tmp_path):
     assert again["accuracy_final"] == first["accuracy_final"]
 
 
-def test_mistakes_about_saved_models_are_one_line(tmp_path, finish_run, refused):
-    with refused("save_personal"):
+def test_mistakes_about_saved_models_are_one_line(tmp_path, finish_run, expect_error):
+    with expect_error("save_personal"):
         run(config_of("strategy=fedavg", *SAVED_RUN, "save_personal=true", f"output_dir={tmp_path}/run"))
     assert not (tmp_path / "run").exists()
-    with refused("evaluate_only"):
+    with expect_error("evaluate_only"):
         run(config_of("evaluate_only=nowhere"))
-    with refused("evaluate_only"):
+    with expect_error("evaluate_only"):
         config_of("evaluate_only=nowhere", "seed=1", "strategy.local.lr=1", "engine=local")
     shutil.copytree(finish_run("fedcrl")[0], tmp_path / "bare", ignore=shutil.ignore_patterns("personal"))
-    with refused():
+    with expect_error():
         run(config_of(f"evaluate_only={tmp_path}/bare", "engine=local", f"output_dir={tmp_path}/again"))
 
 

@@ -19,14 +19,14 @@ def pmfl(name, **more):
     return method(name.partition("/")[0], published={**row, "cells": CELLS, "plot": None}, changed=[], scale=None, **more)
 
 
-def test_every_table_is_there(refused):
+def test_every_table_is_there(expect_error):
     tables_of = {
         paper: published.load(paper)["table"].nunique() for paper in ("fedcosr", "fedcrl", "fedrcl", "mpfedcon", "pmfl")
     }
     assert tables_of == {"fedcosr": 2, "fedcrl": 2, "fedrcl": 6, "mpfedcon": 4, "pmfl": 5}
     row = published.load("pmfl").query("table == 'I' and dataset == 'SVHN' and method == 'pmfl' and metric == 'test_accuracy'")
     assert row["value"].iloc[0] == 87.47
-    with refused("paper"):
+    with expect_error("paper"):
         published.load("pmfk")
 
 

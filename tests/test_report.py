@@ -168,7 +168,7 @@ def test_two_runs_side_by_side(sweep, capsys):
         "--compare killed killed sweep",
     ],
 )
-def test_mistakes_are_one_line(sweep, monkeypatch, capsys, refused, arguments):
+def test_mistakes_are_one_line(sweep, monkeypatch, capsys, expect_error, arguments):
     monkeypatch.chdir(sweep.parent)
     Path("empty").mkdir()
     Path("file").write_text("")
@@ -185,7 +185,7 @@ def test_mistakes_are_one_line(sweep, monkeypatch, capsys, refused, arguments):
     assert status == 2
     (line,) = [line for line in err.splitlines() if not line.startswith("left out")]
     assert line.startswith("error: ")
-    refused.check(line)
+    expect_error.check(line)
 
 
 def test_what_is_left_out_is_named(tmp_path):
@@ -322,7 +322,7 @@ def test_long_curves_are_thinned_and_reach_a_target_in_the_same_round(tmp_path, 
     assert stored.last_of_clients("weight") == {0: 5.0}
 
 
-def test_what_is_kept_stays_whole_where_the_disk_is_full(tmp_path, monkeypatch, refused):
+def test_what_is_kept_stays_whole_where_the_disk_is_full(tmp_path, monkeypatch, expect_error):
     run = read(write_run(tmp_path / "a", clients=[(10, 0, "weight", 1)]), "a")
     results.keep([run], tmp_path / "results", "a")
     before = {path: path.read_bytes() for path in (tmp_path / "results").rglob("*.csv")}
@@ -334,7 +334,7 @@ def test_what_is_kept_stays_whole_where_the_disk_is_full(tmp_path, monkeypatch, 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(pd.DataFrame, "to_csv", half)
-    with refused():
+    with expect_error():
         results.keep([run], tmp_path / "results", "a")
     assert {path: path.read_bytes() for path in (tmp_path / "results").rglob("*") if path.is_file()} == before
 

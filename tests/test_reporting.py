@@ -86,15 +86,15 @@ def test_the_current_folder_can_be_claimed_and_numbered(tmp_path, monkeypatch):
     assert claim_folder(Path("."), unique=True) == tmp_path / "here-2"
 
 
-def test_a_taken_or_impossible_folder_is_one_line(tmp_path, refused):
+def test_a_taken_or_impossible_folder_is_one_line(tmp_path, expect_error):
     claim_folder(tmp_path / "run", unique=False)
-    with refused("output_dir"):
+    with expect_error("output_dir"):
         claim_folder(tmp_path / "run", unique=False)
     (tmp_path / "file").write_text("")
     for unique in (True, False):
-        with refused("output_dir"):
+        with expect_error("output_dir"):
             claim_folder(tmp_path / "file" / "run", unique=unique)
-        with refused("output_dir"):
+        with expect_error("output_dir"):
             claim_folder(tmp_path / "file", unique=unique)
 
 

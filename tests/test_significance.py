@@ -114,8 +114,8 @@ def test_a_report_has_the_statistics(sweep, capsys):
     assert "--baseline" in capsys.readouterr().err
 
 
-def test_an_unknown_baseline_is_an_error(sweep, refused):
-    with refused("baseline"):
+def test_an_unknown_baseline_is_an_error(sweep, expect_error):
+    with expect_error("baseline"):
         significance.collect_scores(find([sweep]), "pmfl")
 
 

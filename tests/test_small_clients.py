@@ -9,9 +9,9 @@ from contrafed.data.partition import Small
 from contrafed.runs.run import run
 
 
-def test_small_clients_error_move_and_drop(refused):
+def test_small_clients_error_move_and_drop(expect_error):
     tight = {"alpha": 0.05, "min_client_size": 60, "max_redraws": 2}
-    with refused():
+    with expect_error():
         make("dirichlet", on_small="error", **tight)
     moved = make("dirichlet", on_small="move", **tight)
     assert moved.sizes.min() >= 60
@@ -27,11 +27,11 @@ def test_small_clients_error_move_and_drop(refused):
     assert make("iid").small == Small(0, 0, 0)
 
 
-def test_moving_is_refused_when_nobody_has_enough(refused):
-    with refused("partition.min_client_size"):
+def test_moving_is_refused_when_nobody_has_enough(expect_error):
+    with expect_error("partition.min_client_size"):
         make("lognormal", mean_size=10, min_client_size=50)
     owner = np.repeat(np.arange(40), 50)
-    with refused("partition.min_client_size"):
+    with expect_error("partition.min_client_size"):
         make("natural", data=data_of(owner=owner), min_client_size=60, on_small="move")
 
 
@@ -49,11 +49,11 @@ def test_filled_up_clients_keep_their_class_limit(name, each):
     assert ((part.class_counts() > 0).sum(1) <= each).all()
 
 
-def test_dropping_needs_no_examples_for_everyone_but_keeps_someone(refused):
+def test_dropping_needs_no_examples_for_everyone_but_keeps_someone(expect_error):
     few = make("dirichlet", clients=500, alpha=0.1, min_client_size=5, on_small="drop", max_redraws=1)
     assert ((few.sizes == 0) | (few.sizes >= 5)).all()
     assert 0 < (few.sizes > 0).sum() < 500
-    with refused():
+    with expect_error():
         make("iid", clients=500, min_client_size=10, on_small="drop")
 
 

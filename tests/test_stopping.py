@@ -158,9 +158,9 @@ def test_a_callback_gets_every_round_and_may_end_the_run(whole, tmp_path):
 
 
 @pytest.mark.parametrize("ends", ["early_stop=1", "target_accuracy=0.5"])
-def test_what_never_could_end_a_run_is_refused(tmp_path, refused, ends):
+def test_what_never_could_end_a_run_is_refused(tmp_path, expect_error, ends):
     asked = ("strategy=fedper", "eval_clients=false", ends, f"output_dir={tmp_path}/run")
-    with refused(ends.partition("=")[0]):
+    with expect_error(ends.partition("=")[0]):
         run(config_of(*(override for override in SIX_ROUNDS if override != "strategy=fedavg"), *asked))
     assert not (tmp_path / "run").exists()
 

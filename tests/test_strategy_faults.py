@@ -40,11 +40,11 @@ def aggregating(change):
 
 
 @pytest.fixture
-def stops(refused):
+def stops(expect_error):
     """Expect the error with which a round of two clients ends under a strategy, and return the run's status."""
 
     def check(key, **functions):
-        with refused(key, RunStopped) as found:
+        with expect_error(key, RunStopped) as found:
             digits_run("fedavg", 1, clients=2, rule=rule(**functions))
         return found.value.status
 
@@ -52,11 +52,11 @@ def stops(refused):
 
 
 @pytest.fixture
-def unsent(refused):
+def unsent(expect_error):
     """Expect the error about tensors that clients cannot use: before the first round's training, and in the next round."""
 
     def check(key, **functions):
-        with refused(key) as first:
+        with expect_error(key) as first:
             digits_run("fedavg", 1, clients=2, rule=rule(**functions))
         ((name, function),) = functions.items()
 
@@ -94,7 +94,7 @@ def test_what_is_no_model_is_refused_before_it_is_taken(stops, change):
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 1e300])
-def test_a_model_that_is_not_finite_ends_the_run_as_the_rules_fault(refused, value):
+def test_a_model_that_is_not_finite_ends_the_run_as_the_rules_fault(expect_error, value):
     """Also one that is finite in the strategy's float64, but not in the model's float32."""
 
     def aggregate(self, model, replies):
@@ -103,7 +103,7 @@ def test_a_model_that_is_not_finite_ends_the_run_as_the_rules_fault(refused, val
             mean[NAME][3] = value
         return mean
 
-    with refused("Mine.aggregate", RunStopped) as found:
+    with expect_error("Mine.aggregate", RunStopped) as found:
         digits_run("fedavg", 2, clients=2, rule=rule(aggregate=aggregate), dtype=torch.float32)
     assert found.value.status == "diverged"
 
@@ -140,7 +140,7 @@ def test_what_a_rule_leaves_out_stays_and_large_numbers_are_finite():
     assert all(torch.equal(models[1][name], value) for name, value in models[0].items() if name != NAME)
 
 
-def test_a_run_that_its_rule_ends_is_one_line_and_keeps_its_checkpoints(tmp_path, monkeypatch, refused):
+def test_a_run_that_its_rule_ends_is_one_line_and_keeps_its_checkpoints(tmp_path, monkeypatch, expect_error):
     real = FedAvg.aggregate
 
     def aggregate(self, model, replies):
@@ -149,7 +149,7 @@ def test_a_run_that_its_rule_ends_is_one_line_and_keeps_its_checkpoints(tmp_path
     monkeypatch.setattr(FedAvg, "aggregate", aggregate)
     small = ["num_rounds=3", "model.hidden=[8]", "strategy.local.iterations=1", "checkpoint_every=1", "resume=latest"]
     wanted = config_of(*QUICK_RUN, *small, f"output_dir={tmp_path}/run")
-    with refused("FedAvg.aggregate", RunStopped):
+    with expect_error("FedAvg.aggregate", RunStopped):
         run(wanted)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["rounds"]) == ("diverged", 1)
@@ -165,15 +165,15 @@ def test_a_run_that_its_rule_ends_is_one_line_and_keeps_its_checkpoints(tmp_path
         lambda self, model: model | {"head": torch.ones(1)},
     ],
 )
-def test_the_model_that_a_rule_has_scored_is_whole(monkeypatch, refused, eval_model):
+def test_the_model_that_a_rule_has_scored_is_whole(monkeypatch, expect_error, eval_model):
     monkeypatch.setattr(FedAvg, "eval_model", eval_model)
-    with refused("FedAvg.eval_model"):
+    with expect_error("FedAvg.eval_model"):
         resolve_and_try(config_of("strategy=fedavg"))
 
 
-def test_a_rule_that_has_half_a_model_scored_later_ends_the_run_and_leaves_what_there_is(monkeypatch, tmp_path, refused):
+def test_a_rule_that_has_half_a_model_scored_later_ends_the_run_and_leaves_what_there_is(monkeypatch, tmp_path, expect_error):
     monkeypatch.setattr(FedAvg, "eval_model", lambda self, model: model if self.round.server_round < 1 else {})
-    with refused("FedAvg.eval_model", RunStopped):
+    with expect_error("FedAvg.eval_model", RunStopped):
         run(config_of(*QUICK_RUN, "num_rounds=2", f"output_dir={tmp_path}/run"))
     assert (tmp_path / "run" / "summary.json").exists()
     assert (tmp_path / "run" / "model.safetensors").exists()
@@ -187,13 +187,13 @@ def test_a_sum_of_what_no_client_sends_names_what_they_send(stops, sums):
     stops("Mine.aggregate", aggregate=lambda self, model, replies: getattr(replies, sums)("modle", np.ones(len(replies))))
 
 
-def test_clients_may_send_nothing_or_none_of_the_model(refused):
+def test_clients_may_send_nothing_or_none_of_the_model(expect_error):
     one = np.ones(1)
     assert Replies([Reply(0, {}, 1, {})]).mean("proto", one) == {}
     prototypes = Replies([Reply(0, {"proto/mean": torch.ones(2)}, 1, {})])
     assert prototypes.mean("model", one) == {}  # a method whose encoder has no parameters
     assert prototypes.mean("proto", one).keys() == {"mean"}
-    with refused(kind=AbsentError):
+    with expect_error(kind=AbsentError):
         prototypes.mean("prot", one)
 
 
@@ -238,9 +238,9 @@ def test_what_a_rule_says_of_its_round_is_not_replaced_by_the_clients_means():
 
 
 @pytest.mark.parametrize("weights", [np.ones(3), [0.5, 0.5], np.array(["a", "b"])])
-def test_weights_that_are_logged_are_a_number_for_each_client(tmp_path, monkeypatch, refused, weights):
+def test_weights_that_are_logged_are_a_number_for_each_client(tmp_path, monkeypatch, expect_error, weights):
     monkeypatch.setattr(FedAvg, "client_weights", lambda self: weights)
-    with refused("FedAvg.client_weights", RunStopped):
+    with expect_error("FedAvg.client_weights", RunStopped):
         run(config_of(*QUICK_RUN, "num_rounds=1", "log=[weights]", f"output_dir={tmp_path}/run"))
 
 
@@ -263,8 +263,8 @@ Pair = namedtuple("Pair", "first second")
         defaultdict(int),
     ],
 )
-def test_what_no_checkpoint_holds_is_refused_before_the_run_and_in_the_round_that_brings_it(refused, stops, value):
-    with refused("Mine"):
+def test_what_no_checkpoint_holds_is_refused_before_the_run_and_in_the_round_that_brings_it(expect_error, stops, value):
+    with expect_error("Mine"):
         digits_run("fedavg", 1, clients=2, rule=rule(setup=lambda self: self.state.update(f=value)))
     stops("Mine", aggregate=aggregating(lambda self: self.state.update(f=value)))
 
@@ -328,9 +328,9 @@ def test_what_the_broadcast_lacks_may_come_with_what_each_client_alone_receives(
 # -------------------------------------------------------------------------------------------------------- before a run starts
 
 
-def test_a_rule_without_aggregate_is_none(monkeypatch, refused):
+def test_a_rule_without_aggregate_is_none(monkeypatch, expect_error):
     monkeypatch.setattr(FedAvg, "aggregate", FederatedStrategy.aggregate)
-    with refused("strategy.server"):
+    with expect_error("strategy.server"):
         resolve_and_try(config_of("strategy=fedavg"))
 
 
@@ -341,9 +341,9 @@ def raise_error(cls, config, client, participation):
 @pytest.mark.parametrize(
     ("check", "key"), [(classmethod(raise_error), "strategy.server"), (raise_error, "contrafed.strategies.fedavg")]
 )
-def test_a_check_that_goes_wrong_itself_is_one_line(monkeypatch, refused, check, key):
+def test_a_check_that_goes_wrong_itself_is_one_line(monkeypatch, expect_error, check, key):
     monkeypatch.setattr(FedAvg, "check", check)
-    with refused(key):
+    with expect_error(key):
         resolve_and_try(config_of("strategy=fedavg"))
 
 
@@ -366,7 +366,7 @@ OWN_BROADCAST = "    def per_client_broadcast(self, model, client, evaluating):\
         ("rule", OWN_BROADCAST + "return self.nothing", "strategy.server"),
     ],
 )
-def test_what_can_be_told_before_a_run_is(tmp_path, monkeypatch, refused, half, more, key):
+def test_what_can_be_told_before_a_run_is(tmp_path, monkeypatch, expect_error, half, more, key):
     write(tmp_path / "my_package" / "__init__.py", "")
     write(tmp_path / "yamls" / "strategy" / "mine.yaml", METHOD)
     for name, text in (("method", CLIENT), ("rule", RULE)):
@@ -374,7 +374,7 @@ def test_what_can_be_told_before_a_run_is(tmp_path, monkeypatch, refused, half, 
     monkeypatch.syspath_prepend(str(tmp_path))
     job = compose_job(["strategy=mine", "num_clients=4", "model=mlp", "model.hidden=[8]"], tmp_path / "yamls")
     try:
-        with refused(key):
+        with expect_error(key):
             resolve_and_try(OmegaConf.to_container(job, resolve=True))
     finally:
         for name in [name for name in sys.modules if name.split(".")[0] == "my_package"]:
@@ -388,13 +388,13 @@ def test_what_can_be_told_before_a_run_is(tmp_path, monkeypatch, refused, half, 
     "presence",
     [0.5, np.ones(3), [1.0] * 4, np.ones(4, dtype=bool), np.full(4, 50.0), np.array([0.5, 0.5, np.nan, 1])],
 )
-def test_a_presence_that_is_no_shares_is_refused(refused, presence):
+def test_a_presence_that_is_no_shares_is_refused(expect_error, presence):
     pattern = type("Mine", (Participation,), {"presence": lambda self: presence})(Selection(None, 0.0), None, 4, 0)
-    with refused("Mine.presence"):
+    with expect_error("Mine.presence"):
         pattern.probability()
 
 
-def test_a_presence_is_looked_at_before_a_run(monkeypatch, refused):
+def test_a_presence_is_looked_at_before_a_run(monkeypatch, expect_error):
     monkeypatch.setattr("contrafed.partitions.participation.bernoulli.Bernoulli.presence", lambda self: 0.5)
-    with refused("Bernoulli.presence"):
+    with expect_error("Bernoulli.presence"):
         resolve(config_of("strategy=fedavg", "strategy.weights=known_probability", "num_clients=4", "participation=bernoulli"))

@@ -53,7 +53,7 @@ def test_a_grid_is_every_combination_of_its_axes(folder):
     assert [job.number for job in jobs] == list(range(6))
 
 
-def test_a_command_line_narrows_a_grid_and_extends_it(folder, refused):
+def test_a_command_line_narrows_a_grid_and_extends_it(folder, expect_error):
     assert names("dataset=mnist", "variant=full,late", folder=folder) == ["mnist-full", "mnist-late"]
     assert names("dataset=svhn", "variant=full", "seed=0,1", folder=folder) == ["svhn-full-seed=0", "svhn-full-seed=1"]
     # A choice keeps the named cases that make it. A value replaces theirs.
@@ -61,20 +61,20 @@ def test_a_command_line_narrows_a_grid_and_extends_it(folder, refused):
     assert names("dataset=digits", "num_rounds=3", folder=folder) == ["digits-full", "digits-flat", "digits-late"]
     short, long = names("dataset=digits", "variant=full", f"seed=0,{'1' * 300}", folder=folder)
     assert (short, len(long)) == ("digits-full-seed=0", 159)
-    with refused():
+    with expect_error():
         names("model=lenet", folder=folder)
-    with refused():
+    with expect_error():
         checked_jobs(TABLE, "variant=fall", folder=folder)
 
 
 @pytest.mark.parametrize("values", ["shuffle(0,1,2)", "shuffle(range(3))"])
-def test_values_in_an_order_of_their_own_are_refused(values, refused):
+def test_values_in_an_order_of_their_own_are_refused(values, expect_error):
     """Names, folders, shards and runs would each have another order."""
-    with refused("seed"):
+    with expect_error("seed"):
         expand_jobs([f"seed={values}"])
 
 
-def test_a_choice_keeps_the_cases_that_leave_it_as_it_is(refused):
+def test_a_choice_keeps_the_cases_that_leave_it_as_it_is(expect_error):
     def columns(*overrides):
         jobs = expand_jobs(["experiment=fedcrl/table3", "strategy=fedavg", "seed=0", *overrides])
         return [override.partition("=")[2] for job in jobs for override in job.overrides if override.startswith("column=")]
@@ -83,7 +83,7 @@ def test_a_choice_keeps_the_cases_that_leave_it_as_it_is(refused):
     assert columns("dataset=cifar10") == cifar10
     assert len(columns("dataset=cifar10,cifar100")) == len(columns()) == 6
     assert columns("dataset=cifar10", "partition=pathological") == ["n100_pathological"]
-    with refused():
+    with expect_error():
         columns("dataset=svhn")
 
 
@@ -119,10 +119,10 @@ def test_cases_and_conditions_set_what_the_command_line_does_not(folder):
         ("[digits, mnist]", "[digits, mnits]"),
     ],
 )
-def test_a_mistake_in_a_grid_is_one_line_before_any_job(folder, old, new, refused):
+def test_a_mistake_in_a_grid_is_one_line_before_any_job(folder, old, new, expect_error):
     path = folder / "experiment" / "own" / "table.yaml"
     path.write_text(EXPERIMENT.replace(old, new, 1))
-    with refused():
+    with expect_error():
         checked_jobs(TABLE, folder=folder)
 
 
@@ -148,13 +148,13 @@ def test_values_may_be_ranges_choices_and_globs():
     assert all(not job.overrides[1].startswith("strategy=_") for job in expand_jobs(["seed=0", "strategy=glob(*)"]))
 
 
-def test_jobs_are_split_by_their_numbers(refused):
+def test_jobs_are_split_by_their_numbers(expect_error):
     assert take_shard(list("abcdef"), None) == list("abcdef")
     assert [take_shard(list("abcdef"), f"{k}/4") for k in (1, 2, 3, 4)] == [["a", "e"], ["b", "f"], ["c"], ["d"]]
     for wrong in ("0/4", "5/4", "2", "a/b"):
-        with refused("shard"):
+        with expect_error("shard"):
             take_shard(["a"], wrong)
-    with refused("shard"):
+    with expect_error("shard"):
         take_shard(["a"], "2/2")
 
 

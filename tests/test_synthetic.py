@@ -44,13 +44,13 @@ def test_drawn_images_can_be_told_apart_and_are_always_the_same(tmp_path):
     assert (nearest == y[once.test].numpy()).mean() > 0.99
 
 
-def test_the_data_set_itself_goes_before_drawn_images(tmp_path, refused):
+def test_the_data_set_itself_goes_before_drawn_images(tmp_path, expect_error):
     settings = chosen("dataset=cifar10", "dataset.path=generated", f"dataset.root={tmp_path}", "dataset.download=false")
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()  # as a failed download leaves it
     assert load_images(settings).stand_in == "generated"
     (folder / "data_batch_1").write_bytes(b"damaged")
-    with refused("dataset"):  # no images are drawn in its place
+    with expect_error("dataset"):  # no images are drawn in its place
         load_images(settings)
 
 
@@ -62,19 +62,19 @@ def test_the_data_set_itself_goes_before_drawn_images(tmp_path, refused):
         "flwrlabs___femnist/default/0.0.0/femnist-train.lock",  # left by a download that failed
     ],
 )
-def test_what_is_not_the_data_set_is_not_at_hand(tmp_path, there, refused):
+def test_what_is_not_the_data_set_is_not_at_hand(tmp_path, there, expect_error):
     (tmp_path / "hub" / there).parent.mkdir(parents=True)
     (tmp_path / "hub" / there).touch()
     settings = chosen("dataset=femnist", "dataset.path=generated", f"dataset.root={tmp_path}", "dataset.download=false")
     assert load_images(settings).stand_in == "generated"
-    with refused("dataset"):
+    with expect_error("dataset"):
         check(chosen("dataset=femnist", f"dataset.root={tmp_path}", "dataset.download=false"))
 
 
-def test_a_repository_with_capitals_is_found_in_the_cache(tmp_path, refused):
+def test_a_repository_with_capitals_is_found_in_the_cache(tmp_path, expect_error):
     """The library writes the name in lower case."""
     wanted = ("dataset=hub", "dataset.repository=Someone/Brain_MRI", f"dataset.root={tmp_path}", "dataset.download=false")
-    with refused("dataset"):
+    with expect_error("dataset"):
         check(chosen(*wanted))
     table = tmp_path / "hub" / "Someone___brain_mri" / "default" / "0.0.0" / "abc" / "brain_mri-train.arrow"
     table.parent.mkdir(parents=True)
@@ -90,11 +90,11 @@ def test_a_repository_with_capitals_is_found_in_the_cache(tmp_path, refused):
         ((32, 32, 3), 9),
     ],
 )
-def test_an_npz_of_another_kind_is_one_line(tmp_path, shape, classes, refused):
+def test_an_npz_of_another_kind_is_one_line(tmp_path, shape, classes, expect_error):
     path = npz(tmp_path / "a.npz", shape, classes)
-    with refused("dataset.path"):
+    with expect_error("dataset.path"):
         load_images(chosen("dataset=cifar10", f"dataset.path={path}"))
-    with refused("dataset.path"):
+    with expect_error("dataset.path"):
         check(chosen("dataset=cifar10", "dataset.path=/no/such.npz"))
 
 

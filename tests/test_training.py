@@ -32,9 +32,9 @@ def test_batches_of_epochs_and_iterations():
     assert [make_local_training(epochs=1, batch_size=0.07).batch_of(n) for n in (100, 101)] == [7, 8]
 
 
-def test_exactly_one_of_epochs_and_iterations(refused):
+def test_exactly_one_of_epochs_and_iterations(expect_error):
     for epochs, iterations in ((1, 5), (None, None)):
-        with refused("strategy.local.epochs"):
+        with expect_error("strategy.local.epochs"):
             make_local_training(epochs=epochs, iterations=iterations)
 
 

@@ -73,9 +73,9 @@ def test_a_stack_of_three_equals_one_by_one(graded):
                 torch.testing.assert_close(found[row], alone, rtol=1e-9, atol=1e-9)
 
 
-def test_layers_of_dropout_are_a_fault_where_they_would_drop(refused):
+def test_layers_of_dropout_are_a_fault_where_they_would_drop(expect_error):
     assert transformer().dropout == 0
-    with refused("model"):
+    with expect_error("model"):
         transformer(dropout=0.1)
 
 
@@ -105,8 +105,8 @@ def test_a_stack_trains_as_its_clients_alone():
         lambda: nn.MultiheadAttention(8, 2, dropout=0.1),
     ],
 )
-def test_what_a_model_may_not_hold(layer, refused):
-    with refused("model"):
+def test_what_a_model_may_not_hold(layer, expect_error):
+    with expect_error("model"):
         built(lambda channels: nn.Sequential(Tokens(channels, 8), layer()), Mean())
 
 
@@ -118,7 +118,7 @@ class Table(nn.Module):
         self.register_buffer("table", torch.zeros(16, 8))
 
 
-def test_an_encoder_makes_rows(refused):
+def test_an_encoder_makes_rows(expect_error):
     """Heads that train alone receive the encoder's output, which methods distinguish from images by its shape."""
-    with refused("model"):
+    with expect_error("model"):
         built(lambda channels: Tokens(channels, 8), nn.Identity(), nn.Sequential(Mean()))

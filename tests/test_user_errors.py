@@ -25,8 +25,8 @@ QUICK_RUN = ("engine=local", "num_clients=4", "num_rounds=1", "model=mlp", "mode
         ("eval_clients=true partition=sampled", "eval_clients"),
     ],
 )
-def test_what_needs_a_score_is_refused_where_nothing_is_scored(asked, key, tmp_path, refused):
-    with refused(key):
+def test_what_needs_a_score_is_refused_where_nothing_is_scored(asked, key, tmp_path, expect_error):
+    with expect_error(key):
         run(config_of(*QUICK_RUN, "strategy=fedper", *asked.split(), f"output_dir={tmp_path}/run"))
     assert not (tmp_path / "run").exists()
 
@@ -73,11 +73,11 @@ def test_a_home_is_found_in_a_runs_folder(tmp_path, monkeypatch):
         "--cfg job -p strategi",
     ],
 )
-def test_what_no_run_can_take_is_one_line(call_command, refused, asked):
+def test_what_no_run_can_take_is_one_line(call_command, expect_error, asked):
     done = call_command(*asked.split())
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ")
-    refused.check(done.stderr)
+    expect_error.check(done.stderr)
 
 
 def test_flags_that_show_something(call_command):
@@ -97,19 +97,19 @@ def test_flags_that_show_something(call_command):
         ("seed=0,1", "seed"),
     ],
 )
-def test_a_key_in_another_place_is_named(refused, override, key):
-    with refused(key):
+def test_a_key_in_another_place_is_named(expect_error, override, key):
+    with expect_error(key):
         compose("experiment=digits", override)
 
 
-def test_hidden_files_do_no_harm_and_another_encoding_is_one_line(tmp_path, refused):
+def test_hidden_files_do_no_harm_and_another_encoding_is_one_line(tmp_path, expect_error):
     (tmp_path / "strategy").mkdir()
     (tmp_path / "strategy" / "._mine.yaml").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "strategy" / ".#mine.yaml").symlink_to("nowhere")
     (tmp_path / "strategy" / "mine.yaml").write_bytes("# M\u00e9thode\nname: mine\n".encode("latin-1"))
     assert "._mine" not in registry.choices("strategy", tmp_path)
     assert "mine" in registry.choices("strategy", tmp_path)
-    with refused("--config-dir"):
+    with expect_error("--config-dir"):
         compose("strategy=fedavg", config_dir=tmp_path)
     (tmp_path / "strategy" / "mine.yaml").unlink()
     assert compose("strategy=fedavg", config_dir=tmp_path).strategy.name == "fedavg"
@@ -131,31 +131,31 @@ def test_a_run_that_ends_while_its_engine_starts_leaves_no_claim(tmp_path, monke
     assert run(again)["status"] == "finished"
 
 
-def test_a_folder_in_which_another_process_writes_is_left_alone(tmp_path, refused):
+def test_a_folder_in_which_another_process_writes_is_left_alone(tmp_path, expect_error):
     """Also by a notebook and ``flwr run``, which resume in a run's folder without the command line."""
     resumed = config_of(*QUICK_RUN, "strategy=fedavg", "checkpoint_every=1", "resume=latest", f"output_dir={tmp_path}/run")
     run(resumed)
     before = {path: path.read_bytes() for path in (tmp_path / "run").glob("*.csv")}
     other = os.open(tmp_path / "run", os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_EX)
-    with refused("output_dir"):
+    with expect_error("output_dir"):
         run(resumed)
     assert {path: path.read_bytes() for path in (tmp_path / "run").glob("*.csv")} == before
     os.close(other)
 
 
-def test_features_without_test_images_are_refused_before_the_run(tmp_path, refused):
+def test_features_without_test_images_are_refused_before_the_run(tmp_path, expect_error):
     nothing = ("dataset.merge_splits=true", "partition.test_fraction=0", "log=[features]")
-    with refused("log"):
+    with expect_error("log"):
         run(config_of(*QUICK_RUN, "strategy=fedavg", *nothing, f"output_dir={tmp_path}/run"))
     assert not (tmp_path / "run").exists()
 
 
-def test_compose_and_run_take_what_they_say(refused):
+def test_compose_and_run_take_what_they_say(expect_error):
     for wrong, key in ((["strategy=pmfl"], "compose"), ({"strategy": "pmfl"}, "compose"), ("strategy=fedavg,moon", "strategy")):
-        with refused(key):
+        with expect_error(key):
             compose(wrong)
-    with refused("run"):
+    with expect_error("run"):
         run("strategy=pmfl")
 
 
@@ -172,9 +172,9 @@ def test_a_run_without_a_step_has_replies_that_count(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedavg strategy/server=fednova", "mifa"])
-def test_a_rate_that_comes_to_0_is_refused_before_any_work(refused, method, tmp_path):
+def test_a_rate_that_comes_to_0_is_refused_before_any_work(expect_error, method, tmp_path):
     asked = f"strategy={method} num_rounds=300 strategy.local.lr_decay=0.05 output_dir={tmp_path}/run"
-    with refused("strategy.local.lr_decay"):
+    with expect_error("strategy.local.lr_decay"):
         run(config_of(*QUICK_RUN, *asked.split()))
 
 
@@ -205,11 +205,11 @@ def test_one_job_of_a_table_is_said_to_be_one(tmp_path, call_command):
         ("experiment", "# @package _global_\nwhere:\n  datset=cifar10: {num_rounds: 3}\n", None),
     ],
 )
-def test_a_yaml_of_ones_own_that_would_do_nothing_is_refused(tmp_path, refused, group, text, key):
+def test_a_yaml_of_ones_own_that_would_do_nothing_is_refused(tmp_path, expect_error, group, text, key):
     file = tmp_path / group / "mine.yaml"
     file.parent.mkdir(parents=True)
     file.write_text(text)
-    with refused(key):
+    with expect_error(key):
         resolve(compose("experiment=mine" if group == "experiment" else "strategy=fedavg", config_dir=tmp_path))
 
 
@@ -228,11 +228,11 @@ def test_a_sweep_without_a_table_says_why(tmp_path, call_command):
         ("strategy=fedper dataset.merge_splits=true", True),
     ],
 )
-def test_a_run_says_what_nothing_scores(tmp_path, capsys, refused, overrides, scored):
+def test_a_run_says_what_nothing_scores(tmp_path, capsys, expect_error, overrides, scored):
     asked = ["engine=local", "num_clients=4", "num_rounds=1", "model=mlp"]
     summary = run(config_of(*asked, *overrides.split(), f"output_dir={tmp_path}/run"))
     lines = [line for line in capsys.readouterr().out.splitlines() if "score" in line]
     assert len(lines) == (not scored)
     for line in lines:
-        refused.check(line)
+        expect_error.check(line)
     assert 0 < summary["probability_mean"] < 1  # of the default, markovian participation

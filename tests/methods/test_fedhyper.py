@@ -68,6 +68,6 @@ def test_a_factor_of_1_changes_no_bit():
     assert all(map(same, plain, scaled))
 
 
-def test_a_rule_that_sends_no_factor_is_refused_in_one_line(refused):
-    with refused("strategy.server"):
+def test_a_rule_that_sends_no_factor_is_refused_in_one_line(expect_error):
+    with expect_error("strategy.server"):
         digits_run("fedhyper", 1, clients=2, server="fedavgm", scale_rate=True)

@@ -97,9 +97,9 @@ def test_with_unequal_steps_it_is_not():
 
 
 @pytest.mark.parametrize("changes", [("optimizer=adam",), ("momentum=0.9", "keep_optimizer=true")])
-def test_a_solver_whose_path_is_not_known_is_refused_in_one_line(changes, refused):
+def test_a_solver_whose_path_is_not_known_is_refused_in_one_line(changes, expect_error):
     local = [f"strategy.local.{change}" for change in changes]
     for chosen in (["strategy=fednova"], ["strategy=moon", "strategy.server=fednova"]):
-        with refused("strategy.server"):
+        with expect_error("strategy.server"):
             resolve(config_of(*chosen, *local))
     resolve(config_of("strategy=fednova", "strategy.local.momentum=0.9"))

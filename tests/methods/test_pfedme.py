@@ -64,8 +64,8 @@ def test_the_server_goes_a_part_of_the_way():
     assert (half - 2, beyond - 2) == (pytest.approx((whole - 2) / 2), pytest.approx((whole - 2) * 2))
 
 
-def test_a_step_of_w_beyond_theta_is_refused(refused):
-    with refused("strategy.outer_lr"):
+def test_a_step_of_w_beyond_theta_is_refused(expect_error):
+    with expect_error("strategy.outer_lr"):
         resolve(config_of("strategy=pfedme", "strategy.outer_lr=0.1", "strategy.pull_weight=10"))
 
 
