@@ -10,7 +10,6 @@ from helpers import close, config_of, digits_run
 
 from contrafed.config.run_config import resolve
 from contrafed.core.client_run import choose
-from contrafed.core.errors import UserError
 from contrafed.server.aggregation import make_aggregation, share_of
 from contrafed.server.base import FederatedStrategy
 from contrafed.server.prototypes import Prototypes
@@ -158,17 +157,17 @@ def test_exactly_the_rules_that_take_nothing_but_means_say_so():
         (["fedavg", "strategy.weights=known_probability", "participation=full"], "strategy.weights=known_probability"),
     ],
 )
-def test_a_rule_that_takes_no_mean_is_refused_in_one_line(strategy, what):
-    with pytest.raises(UserError, match=f"aggregation=median stands in for a mean of the participants, which {what} does not"):
+def test_a_rule_that_takes_no_mean_is_refused_in_one_line(strategy, what, expect_error):
+    with expect_error("aggregation"):
         resolve(config_of("aggregation=median", f"strategy={strategy[0]}", *strategy[1:]))
 
 
-def test_noise_on_a_mean_goes_with_the_mean_alone():
-    with pytest.raises(UserError, match="privacy=central adds noise to a weighted mean; aggregation=median is none"):
+def test_noise_on_a_mean_goes_with_the_mean_alone(expect_error):
+    with expect_error("privacy"):
         resolve(config_of("strategy=fedavg", "privacy=central", "aggregation=median"))
 
 
-def test_a_rule_of_ones_own_says_so_itself(monkeypatch):
+def test_a_rule_of_ones_own_says_so_itself(monkeypatch, expect_error):
     """A strategy that inherits FedAvg may use replies differently."""
 
     class Mine(FedAvg):
@@ -176,23 +175,23 @@ def test_a_rule_of_ones_own_says_so_itself(monkeypatch):
 
     monkeypatch.setattr("contrafed.config.validate.strategy_class_of", lambda server: Mine)
     asked = config_of("strategy=fedavg", "aggregation=median")
-    with pytest.raises(UserError, match="aggregation=median stands in for .*, which strategy.server=fedavg does not take"):
+    with expect_error("aggregation"):
         resolve(asked)
     Mine.linear_in_updates = True
     assert resolve(asked).aggregation.name == "median"
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "says"),
+    ("name", "changes"),
     [
-        ("krum", {"assumed": 0.5}, "aggregation.assumed must be >= 0 and < 0.5"),
-        ("multi_krum", {"keep": 0}, "aggregation.keep must be > 0 and <= 1"),
-        ("trimmed_mean", {"trim": 0.5}, "aggregation.trim must be >= 0 and < 0.5"),
-        ("geometric_median", {"iterations": 0}, "aggregation.iterations must be >= 1"),
-        ("norm_clip", {"bound": 0}, "aggregation.bound must be > 0"),
-        ("median", {"trim": 0.1}, "unknown aggregation key 'trim'"),
+        ("krum", {"assumed": 0.5}),
+        ("multi_krum", {"keep": 0}),
+        ("trimmed_mean", {"trim": 0.5}),
+        ("geometric_median", {"iterations": 0}),
+        ("norm_clip", {"bound": 0}),
+        ("median", {"trim": 0.1}),
     ],
 )
-def test_a_mistake_is_one_line(name, changes, says):
-    with pytest.raises(UserError, match=says):
+def test_a_mistake_is_one_line(name, changes, expect_error):
+    with expect_error():
         make(name, **changes)

@@ -8,7 +8,6 @@ from tiny import TINY_RUN
 from wire import SMALL_RUN, Wire, plain, rows_of, run_devices
 
 from contrafed.core.client_run import choose
-from contrafed.core.errors import UserError
 from contrafed.data.participation import make_participation
 from contrafed.engines.grid import LocalGrid
 from contrafed.engines.worker import FIRST_NODE_ID
@@ -45,34 +44,33 @@ def test_one_by_one_they_come_and_go():
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    "changes",
     [
-        ({"joins": [[3]]}, r"participation.joins\[0\] must be \[ROUND, WHO\], such as \[100, 0.4\] or .*, got \[3\]"),
-        ({"joins": [[0, 0.5]]}, r"joins\[0\] must be"),
-        ({"joins": [[True, 0.5]]}, r"joins\[0\] must be"),
-        ({"joins": [[10**20, 0.5]]}, r"joins\[0\] must be"),
-        ({"joins": 3}, "participation.joins must be a list, got 3"),
-        ({"leaves": [[2, 0.5], [3, 1.5]]}, r"leaves\[1\]: who must be a share .* or a list, got 1.5"),
-        ({"leaves": [[2, []]]}, "or a list, got "),
-        ({"leaves": [[2, 3]]}, "or a list, got 3"),
-        ({"joins": [[2, ["a"]]]}, "or a list, got "),
-        ({"joins": [[2, [20]]]}, r"joins\[0\]: client 20 is not in 0..19, the clients that may train"),
-        ({"joins": [[2, [3]], [4, [3]]]}, r"joins\[1\]: client 3 is there twice"),
-        ({"joins": [[5, [3]]], "leaves": [[5, [3]]]}, r"leaves\[0\]: client 3 leaves in round 5, but joins in round 5"),
-        ({"joins": [[2, 0.6], [3, 0.6]]}, r"joins\[1\]: 12 clients in round 3, but only 8 are left"),
-        ({"joins": [[9, 0.5]], "leaves": [[5, 0.6]]}, r"leaves\[0\]: 12 clients in round 5, but only 10 are left"),
+        {"joins": [[3]]},
+        {"joins": [[0, 0.5]]},
+        {"joins": [[True, 0.5]]},
+        {"joins": [[10**20, 0.5]]},
+        {"joins": 3},
+        {"leaves": [[2, 0.5], [3, 1.5]]},
+        {"leaves": [[2, []]]},
+        {"leaves": [[2, 3]]},
+        {"joins": [[2, ["a"]]]},
+        {"joins": [[2, [20]]]},
+        {"joins": [[2, [3]], [4, [3]]]},
+        {"joins": [[5, [3]]], "leaves": [[5, [3]]]},
+        {"joins": [[2, 0.6], [3, 0.6]]},
+        {"joins": [[9, 0.5]], "leaves": [[5, 0.6]]},
     ],
 )
-def test_a_mistake_is_one_line(changes, says):
-    with pytest.raises(UserError, match=says) as error:
+def test_a_mistake_is_one_line(changes, expect_error):
+    with expect_error():
         make(**changes)
-    assert "\n" not in str(error.value)
 
 
-def test_how_often_they_take_part_is_not_known_so_that_nothing_is_divided_by_it():
+def test_how_often_they_take_part_is_not_known_so_that_nothing_is_divided_by_it(expect_error):
     from contrafed.config.run_config import resolve
 
-    with pytest.raises(UserError, match="participation=arrival has no known probabilities"):
+    with expect_error("strategy.weights"):
         resolve(config_of("participation=arrival", "strategy=fedavg", "strategy.weights=known_probability"))
 
 
@@ -180,8 +178,8 @@ def test_known_probabilities_count_what_arrives():
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.5, "often"])
-def test_a_wrong_rate_is_one_line(value):
-    with pytest.raises(UserError, match="participation.loss_rate must be "):
+def test_a_wrong_rate_is_one_line(value, expect_error):
+    with expect_error("participation.loss_rate"):
         make("full", loss_rate=value)
 
 

@@ -15,7 +15,6 @@ from contrafed.client_app.app import app
 from contrafed.config.run_config import resolve
 from contrafed.core import registry
 from contrafed.core.client_run import choose
-from contrafed.core.errors import UserError
 from contrafed.data.federation import load_federation
 from contrafed.data.images import ImageData
 from contrafed.data.label_flip import flip_labels
@@ -53,33 +52,28 @@ def test_attackers_are_drawn_by_the_seed_and_more_of_them_have_the_fewer_among_t
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    "overrides",
     [
-        (("attack=ipm", "attack.clients=[50]"), r"attack.clients: client 50 is not in 0..49 \(num_clients=50\)"),
-        (("attack=label_flip", "attack.clients=[-1]"), "attack.clients: client -1 is not in"),
-        (("attack=alie", "attack.fraction=1.5"), "attack.fraction must be >= 0 and <= 1"),
-        (("attack=alie", "attack.z=-1"), "attack.z must be >= 0"),
-        (("attack=scale", "attack.factor=0"), "attack.factor must be > 0"),
+        ("attack=ipm", "attack.clients=[50]"),
+        ("attack=label_flip", "attack.clients=[-1]"),
+        ("attack=alie", "attack.fraction=1.5"),
+        ("attack=alie", "attack.z=-1"),
+        ("attack=scale", "attack.factor=0"),
     ],
 )
-def test_a_mistake_is_one_line(overrides, says):
-    with pytest.raises(UserError, match=says) as error:
+def test_a_mistake_is_one_line(overrides, expect_error):
+    with expect_error():
         resolve(config_of(*overrides))
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("base", "parent", "says"),
+    ("base", "parent"),
     [
-        (
-            "",
-            "(Attackers)",
-            "lab.mine must define exactly one class that inherits contrafed.engines.attack.Attack, found 0",
-        ),
-        ("(Attack)", "", "Config of lab.mine must inherit Attackers of contrafed.engines.attack"),
+        ("", "(Attackers)"),
+        ("(Attack)", ""),
     ],
 )
-def test_an_attack_of_ones_own_that_would_attack_nobody(tmp_path, monkeypatch, base, parent, says):
+def test_an_attack_of_ones_own_that_would_attack_nobody(tmp_path, monkeypatch, base, parent, expect_error):
     imports = "from dataclasses import dataclass\nfrom contrafed.engines.attack import Attack, Attackers\n"
     config = f"@dataclass(frozen=True)\nclass Config{parent}:\n    pass\n"
     mine = f"class Mine{base}:\n    def one(self, change, *_):\n        return change\n"
@@ -88,13 +82,13 @@ def test_an_attack_of_ones_own_that_would_attack_nobody(tmp_path, monkeypatch, b
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "lab.mine", raising=False)
     who = {"fraction": 0.1, "clients": None} if parent else {}
-    with pytest.raises(UserError, match=says):
+    with expect_error():
         resolve(config_of() | {"attack": {"name": "mine", "module": "lab.mine", **who}})
 
 
 @pytest.mark.parametrize("name", ["label_flip", *UPDATES])
-def test_devices_are_never_told_to_attack(name, tmp_path):
-    with pytest.raises(UserError, match=f"attack={name} goes with simulation"):
+def test_devices_are_never_told_to_attack(name, tmp_path, expect_error):
+    with expect_error("attack"):
         compose_deployed_run(f"num_clients=3 engine=local attack={name} output_dir={tmp_path}/run")
     assert not (tmp_path / "run").exists()
 
@@ -233,13 +227,8 @@ def test_a_long_change_ruins_a_mean_and_not_a_median(tmp_path):
 
 def test_the_bound_on_replies_meets_attackers_too(tmp_path):
     bound = (
-        "strategy=scaffold",
-        "engine.max_norm=100",
-        "attack=scale",
-        "attack.factor=1e6",
-        "attack.clients=[0]",
-        "num_rounds=2",
-    )
+        "strategy=scaffold", "engine.max_norm=100", "attack=scale", "attack.factor=1e6", "attack.clients=[0]", "num_rounds=2",
+    )  # fmt: skip
     _, metrics, _ = run_attack(tmp_path / "run", *bound)
     assert rows_of(metrics, "replies_rejected") == {1: 1, 2: 1}
 

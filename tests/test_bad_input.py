@@ -100,23 +100,8 @@ def test_what_the_command_line_is_given_is_read_or_refused_in_a_line(data):
     from helpers import check_overrides
 
     pieces = [
-        "seed",
-        "strategy",
-        "strategy.local.lr",
-        "partition",
-        "++x",
-        "~",
-        "=",
-        ",",
-        "[",
-        "]",
-        "{",
-        "'",
-        "\\",
-        "1",
-        "pmfl",
-        " ",
-    ]
+        "seed", "strategy", "strategy.local.lr", "partition", "++x", "~", "=", ",", "[", "]", "{", "'", "\\", "1", "pmfl", " ",
+    ]  # fmt: skip
     overrides = data.draw(st.lists(st.lists(st.sampled_from(pieces), min_size=1, max_size=5).map("".join), max_size=2))
     one_line(lambda: check_overrides(*overrides))
 

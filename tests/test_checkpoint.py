@@ -185,13 +185,9 @@ def test_what_is_logged_when_asked_goes_on_too_and_in_ray(tmp_path, stop_run):
 
 def test_only_the_last_few_are_kept_and_files_of_unchanged_clients_are_shared(tmp_path):
     config = (
-        "strategy=moon",
-        *SMALL_RUN,
-        "checkpoint_every=1",
-        "checkpoint_keep=3",
-        "participation=uniform",
+        "strategy=moon", *SMALL_RUN, "checkpoint_every=1", "checkpoint_keep=3", "participation=uniform",
         "participation.select=1",
-    )
+    )  # fmt: skip
     config = [c for c in config if not c.startswith(("participation.mean", "participation.p01", "participation=markovian"))]
     run(config_of(*config, f"output_dir={tmp_path}/run"))
     folder = tmp_path / "run" / "checkpoints"
@@ -223,44 +219,43 @@ def test_what_was_read_stays_when_its_file_is_written_over(tmp_path):
     assert [p.name for p in (tmp_path / "checkpoints" / "clients").iterdir()] == ["0-3.safetensors"]
 
 
-def test_another_configuration_is_refused_by_its_keys(stop_run):
+def test_another_configuration_is_refused_by_its_keys(stop_run, expect_error):
     folder = stop_run()
-    with pytest.raises(UserError, match=r"num_rounds=9 \(there: 7\); strategy.local.lr=0.2 \(there: 0.1\)$") as error:
+    with expect_error("resume"):
         run(
             config_of(
                 "strategy=pmfl", *SMALL_RUN, "num_rounds=9", "strategy.local.lr=0.2", "resume=latest", f"output_dir={folder}"
             )
         )
-    assert "\n" not in str(error.value)
     with pytest.raises(UserError, match="strategy.server=fedavg"):
         run(config_of("strategy=fedavg", *SMALL_RUN, "resume=latest", f"output_dir={folder}"))
 
 
-def test_what_says_which_replies_count_may_not_differ(stop_run):
-    with pytest.raises(UserError, match=r"engine.max_norm=0.5 \(there: None\)$"):
+def test_what_says_which_replies_count_may_not_differ(stop_run, expect_error):
+    with expect_error("resume"):
         run(config_of("strategy=pmfl", *SMALL_RUN, "engine.max_norm=0.5", "resume=latest", f"output_dir={stop_run()}"))
 
 
-def test_logs_that_do_not_reach_the_checkpoint_are_one_line(stop_run):
+def test_logs_that_do_not_reach_the_checkpoint_are_one_line(stop_run, expect_error):
     folder = stop_run()
     log = folder / "metrics.csv"
     log.write_bytes(log.read_bytes()[:40])
-    with pytest.raises(UserError, match="metrics.csv is missing, shorter or other than when 000004"):
+    with expect_error("resume"):
         run(config_of("strategy=pmfl", *SMALL_RUN, "resume=latest", f"output_dir={folder}"))
     log.unlink()
-    with pytest.raises(UserError, match="metrics.csv is missing"):
+    with expect_error("resume"):
         run(config_of("strategy=pmfl", *SMALL_RUN, f"resume={folder}/checkpoints/000004", f"output_dir={folder}-2"))
     assert not Path(f"{folder}-2").exists()
 
 
-def test_latest_never_overwrites_another_run(tmp_path):
+def test_latest_never_overwrites_another_run(tmp_path, expect_error):
     run(config_of("strategy=fedavg", *SMALL_RUN, f"output_dir={tmp_path}/run"))
     before = outcome(tmp_path / "run")
     for name in ("fedavg", "fedprox"):
-        with pytest.raises(UserError, match="holds a finished run without checkpoints"):
+        with expect_error("resume"):
             run(config_of(f"strategy={name}", *SMALL_RUN, "resume=latest", f"output_dir={tmp_path}/run"))
     (tmp_path / "run" / "summary.json").unlink()  # as if killed before its first checkpoint
-    with pytest.raises(UserError, match="is of another configuration: "):
+    with expect_error("resume"):
         run(config_of("strategy=fedprox", *SMALL_RUN, "resume=latest", f"output_dir={tmp_path}/run"))
     run(config_of("strategy=fedavg", *SMALL_RUN, "resume=latest", f"output_dir={tmp_path}/run"))
     assert equal(outcome(tmp_path / "run"), before)
@@ -299,10 +294,10 @@ def test_model_and_memory_come_back_in_their_order(stop_run, monkeypatch):
     assert all(order in (models[0], client_states[0]) for order in models + client_states)
 
 
-def test_where_there_is_no_checkpoint(tmp_path, capsys):
-    with pytest.raises(UserError, match="there is no whole checkpoint in lastest, did you mean 'latest'"):
+def test_where_there_is_no_checkpoint(tmp_path, capsys, expect_error):
+    with expect_error("resume"):
         run(config_of(*SMALL_RUN, "resume=lastest", f"output_dir={tmp_path}/run"))
-    with pytest.raises(UserError, match="there is no whole checkpoint in .*nowhere$"):
+    with expect_error("resume"):
         run(config_of(*SMALL_RUN, "resume=nowhere", f"output_dir={tmp_path}/run"))
     assert not (tmp_path / "run").exists()
     run(config_of(*SMALL_RUN, "resume=latest", f"output_dir={tmp_path}/run"))
@@ -311,7 +306,7 @@ def test_where_there_is_no_checkpoint(tmp_path, capsys):
     (tmp_path / "run" / "summary.json").write_text('{"status": "failed", "experiment": "finished"}')
     run(config_of(*SMALL_RUN, "resume=latest", f"output_dir={tmp_path}/run"))
     assert "beginning with round 1" in capsys.readouterr().out
-    with pytest.raises(UserError, match="engine=flower keeps what clients remember to itself"):
+    with expect_error("engine"):
         run(config_of(*SMALL_RUN, "engine=flower", "checkpoint_every=2", f"output_dir={tmp_path}/f"))
 
 
@@ -361,13 +356,8 @@ def killed_until_done(folder, overrides, kills, rng):
 )
 def test_sigkill_at_random_moments(tmp_path, engine, kills, rounds):
     overrides = [
-        "strategy=pmfl",
-        *SMALL_RUN,
-        f"engine={engine}",
-        f"num_rounds={rounds}",
-        "partition.min_client_size=5",
-        LOG_OVERRIDE,
-    ]
+        "strategy=pmfl", *SMALL_RUN, f"engine={engine}", f"num_rounds={rounds}", "partition.min_client_size=5", LOG_OVERRIDE,
+    ]  # fmt: skip
     run(config_of(*overrides, f"output_dir={tmp_path}/whole"))
     killed_until_done(tmp_path / "run", overrides, kills, random.Random(kills))
     assert equal(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))

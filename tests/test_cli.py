@@ -20,6 +20,7 @@ from contrafed.config.run_config import GROUPS, Top, server_of
 from contrafed.core import registry
 from contrafed.core.client_run import PACKAGES
 from contrafed.core.errors import UserError
+from contrafed.runs.run import run
 from contrafed.training.local_training import LocalTraining
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,71 +33,60 @@ def command(*arguments, timeout=900):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("asked", "key"),
     [
-        (
-            ["strategy=pfml"],
-            "unknown strategy 'pfml', did you mean 'pmfl'? choices: apfl, ditto, fedadam, fedagm, fedala, ",
-        ),
-        (["dataset=cifar11"], "unknown dataset 'cifar11', did you mean 'cifar10'?"),
-        (["participation=markov"], "unknown participation 'markov', did you mean 'markovian'?"),
-        (["engine=rai"], "unknown engine 'rai', did you mean 'ray'?"),
-        (["strategy.temprature=1"], "unknown strategy key 'temprature', did you mean 'temperature'?"),
-        (["strategy.local.learning_rate=1"], "unknown strategy.local key 'learning_rate'"),
-        (["strategy=fedavg", "strategy.server=fedam"], "unknown strategy.server 'fedam', did you mean 'fedagm'?"),
-        (["strategy=fedcrl", "strategy.server=fedavgm"], "strategy.server: strategy=fedcrl "),
-        (["strategy=fedrcl", "strategy.beta1=0.5"], "unknown strategy key 'beta1'"),
-        (
-            ["strategy=fedrcl", "strategy.local.augment=[blur]"],
-            "strategy.local.augment[0] is 'blur'; choices: sharpness, jitter, posterize, equalize, rotation, crop, flip",
-        ),
-        (
-            ["strategy.local.batch_size=1.5"],
-            "strategy.local.batch_size must be a whole number >= 1 or a number > 0 and < 1, got 1.5",
-        ),
-        (["sed=1"], "unknown key 'sed', did you mean 'seed'?"),
-        (["+extra=1"], "unknown key 'extra'"),
-        (["+strategy.extra=1"], "unknown strategy key 'extra'"),
-        (["seed.x=1"], "unknown seed key 'x'"),
-        (["num_rounds=-1"], "num_rounds must be >= 1, got -1"),
-        (["num_rounds=many"], "num_rounds must be a whole number, got 'many'"),
-        (["num_rounds=2.5"], "num_rounds must be a whole number, got 2.5"),
-        (["num_clients=0"], "num_clients must be >= 1, got 0"),
-        (["seed=-1"], "seed must be >= 0"),
-        (["verbose=3"], "verbose must be true or false, got 3"),
-        (["strategy.temperature=0"], "strategy.temperature must be > 0, got 0"),
-        (["strategy.temperature=nan"], "strategy.temperature must be finite"),
-        (["strategy.threshold=sharp"], "strategy.threshold is 'sharp'; choices: previous, literal"),
-        (["strategy.local.optimizer=lion"], "strategy.local.optimizer is 'lion'; choices: sgd, adam"),
-        (["strategy.local.epochs=1"], "exactly one of strategy.local.epochs and strategy.local.iterations"),
-        (["strategy.local=3"], "strategy.local must be a group of keys, got 3"),
-        (["model.hidden=[a]"], "model.hidden[0] must be a whole number, got 'a'"),
-        (["~strategy"], "strategy is missing; choices: apfl"),
-        (["dataset=npz"], "dataset=npz needs dataset.path"),
-        (["dataset=npz", "dataset.path=/no/such.npz"], "dataset.path: there is nothing at /no/such.npz"),
-        (["init_from=/no/such"], "init_from: there is no file /no/such"),
-        (["foo"], "cannot read 'foo', which must be KEY=VALUE such as strategy=pmfl: "),
-        (["strategy=fedavg,moon"], "strategy=fedavg,moon lists several values: add -m"),
-        (["strategy=[moon]"], "strategy must be one name, got [moon]; choices: apfl, ditto, "),
-        (["dataset={a:1}"], "dataset must be one name, got {a:1}; choices: "),
-        (["partition=null"], "partition must be one name, got null; choices: "),
-        (["strategy=fedavg", "strategy.server=[fedavg]"], "strategy.server must be one name, got [fedavg]; choices: "),
-        (["engine=local", "engine.device=gpu"], "engine.device=gpu cannot be used ("),
-        (["engine.gpus_per_worker=1.5"], "engine.gpus_per_worker must be >= 0 and <= 1, got 1.5"),
-        (["strategy=PMFL"], "unknown strategy 'PMFL', did you mean 'pmfl'?"),
-        (["dataset=CIFAR10"], "unknown dataset 'CIFAR10', did you mean 'cifar10'?"),
-        (["strategy.local.batch_size=0"], "strategy.local.batch_size must be >= 1, got 0"),
-        (["metrics=macro_f1"], "metrics must be a list, got 'macro_f1': write metrics=[macro_f1]"),
-        (["output_dir="], "output_dir is empty"),
-        (["output_dir=" + 300 * "a"], "aaa (File name too long)"),
-        (["strategy=local", "attack=alie"], "attack=alie: strategy=local sends nothing that attackers could change"),
+        ("strategy=pfml", "strategy"),
+        ("dataset=cifar11", "dataset"),
+        ("participation=markov", "participation"),
+        ("engine=rai", "engine"),
+        ("strategy.temprature=1", "strategy.temprature"),
+        ("strategy.local.learning_rate=1", "strategy.local.learning_rate"),
+        ("strategy=fedavg strategy.server=fedam", "strategy.server"),
+        ("strategy=fedcrl strategy.server=fedavgm", "strategy.server"),
+        ("strategy=fedrcl strategy.beta1=0.5", "strategy.beta1"),
+        ("strategy=fedrcl strategy.local.augment=[blur]", "strategy.local.augment[0]"),
+        ("strategy.local.batch_size=1.5", "strategy.local.batch_size"),
+        ("sed=1", "sed"),
+        ("+extra=1", "extra"),
+        ("+strategy.extra=1", "strategy.extra"),
+        ("seed.x=1", "seed.x"),
+        ("num_rounds=-1", "num_rounds"),
+        ("num_rounds=many", "num_rounds"),
+        ("num_rounds=2.5", "num_rounds"),
+        ("num_clients=0", "num_clients"),
+        ("seed=-1", "seed"),
+        ("verbose=3", "verbose"),
+        ("strategy.temperature=0", "strategy.temperature"),
+        ("strategy.temperature=nan", "strategy.temperature"),
+        ("strategy.threshold=sharp", "strategy.threshold"),
+        ("strategy.local.optimizer=lion", "strategy.local.optimizer"),
+        ("strategy.local.epochs=1", "strategy.local.epochs"),
+        ("strategy.local=3", "strategy.local"),
+        ("model.hidden=[a]", "model.hidden[0]"),
+        ("~strategy", "strategy"),
+        ("dataset=npz", "dataset"),
+        ("dataset=npz dataset.path=/no/such.npz", "dataset.path"),
+        ("init_from=/no/such", "init_from"),
+        ("foo", None),
+        ("strategy=fedavg,moon", "strategy"),
+        ("strategy=[moon]", "strategy"),
+        ("dataset={a:1}", "dataset"),
+        ("partition=null", "partition"),
+        ("strategy=fedavg strategy.server=[fedavg]", "strategy.server"),
+        ("engine=local engine.device=gpu", "engine.device"),
+        ("engine.gpus_per_worker=1.5", "engine.gpus_per_worker"),
+        ("strategy=PMFL", "strategy"),
+        ("dataset=CIFAR10", "dataset"),
+        ("strategy.local.batch_size=0", "strategy.local.batch_size"),
+        ("metrics=macro_f1", "metrics"),
+        ("output_dir=", "output_dir"),
+        ("output_dir=" + 300 * "a", "output_dir"),
+        ("strategy=local attack=alie", "attack"),
     ],
 )
-def test_every_mistake_is_one_line(overrides, message):
-    with pytest.raises(UserError) as error:
-        check_overrides(*overrides)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
+def test_every_mistake_is_one_line(expect_error, asked, key):
+    with expect_error(key):
+        check_overrides(*asked.split())
 
 
 def test_a_mistake_ends_the_command_with_a_line_and_a_status():
@@ -109,29 +99,29 @@ def test_a_mistake_ends_the_command_with_a_line_and_a_status():
 
 # Mistakes in YAMLs and top-level keys alone. A wrong type or value within a group is left to the dataclass with the
 # choice's code to say, and a missing data set for the data set: these import it.
-EARLY_MISTAKES = [
-    ["strategy=pfml"],
-    ["-m", "strategy=pmfl,pfml"],
-    ["strategy.server=fedam"],
-    ["strategy=fedcrl", "strategy.server=fedavgm"],
-    ["strategy.temprature=1"],
-    ["strategy.local.learning_rate=1"],
-    ["sed=1"],
-    ["+extra=1"],
-    ["~strategy"],
-    ["foo"],
-    ["strategy=fedavg,moon"],
-    ["num_rounds=many"],
-    ["num_clients=0"],
-    ["dataset=own"],
-    ["engine=flower", "resume=latest"],
-    ["evaluate_only=/no/such"],
-    ["evaluate_only=/no/such", "seed=1"],
-    ["init_from=/no/such"],
-    ["experiment=pmfl/tabel1"],
-    ["--config-dir=/no/such", "strategy=mine"],
-    ["--help"],
-]
+EARLY_MISTAKES = """strategy=pfml
+-m strategy=pmfl,pfml
+strategy.server=fedam
+strategy=fedcrl strategy.server=fedavgm
+strategy.temprature=1
+strategy.local.learning_rate=1
+sed=1
++extra=1
+~strategy
+foo
+strategy=fedavg,moon
+num_rounds=many
+num_clients=0
+dataset=own
+engine=flower resume=latest
+evaluate_only=/no/such
+evaluate_only=/no/such seed=1
+init_from=/no/such
+experiment=pmfl/tabel1
+-m strategy=pfml,moon
+--config-dir=/no/such strategy=mine
+--cfg job
+--help""".splitlines()
 
 
 def test_a_mistake_is_answered_before_torch_flower_or_ray_are_imported():
@@ -139,36 +129,33 @@ def test_a_mistake_is_answered_before_torch_flower_or_ray_are_imported():
 import sys
 from contrafed import command
 for arguments in {EARLY_MISTAKES!r}:
-    sys.argv = ["main.py", *arguments]
-    assert command.main() == (0 if arguments == ["--help"] else 2), arguments
+    sys.argv = ["main.py", *arguments.split()]
+    assert command.main() == (0 if arguments.startswith("--") and "such" not in arguments else 2), arguments
     loaded = [name for name in ("torch", "flwr", "ray", "matplotlib", "pandas") if name in sys.modules]
     assert not loaded, (arguments, loaded)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert len(done.stderr.splitlines()) == len(EARLY_MISTAKES) - 1
+    assert len(done.stderr.splitlines()) == len(EARLY_MISTAKES) - 2
     assert all(line.startswith("error: ") for line in done.stderr.splitlines())
 
 
-def test_a_mistake_in_the_data_leaves_no_folder(tmp_path, call_command):
-    folder = tmp_path / "new" / "run"
-    done = call_command(*QUICK_RUN, "partition=pathological", "partition.classes_per_client=20", f"output_dir={folder}")
+def test_a_mistake_in_the_data_leaves_no_folder(tmp_path, call_command, expect_error):
+    wrong = ("partition=pathological", "partition.classes_per_client=20", f"output_dir={tmp_path}/new/run")
+    done = call_command(*QUICK_RUN, *wrong)
     assert done.returncode == 2
-    assert done.stderr == "error: partition.classes_per_client=20 is more than the 10 classes of the data set\n"
+    expect_error.check(done.stderr)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_mistake_that_the_engine_finds_leaves_no_folder(tmp_path, monkeypatch):
-    from contrafed.runs.run import run
-
+def test_a_mistake_that_the_engine_finds_leaves_no_folder(tmp_path, monkeypatch, expect_error):
     def refuses(config, job):
         raise UserError("no room")
 
     monkeypatch.setattr("contrafed.engines.local.run", refuses)
-    folder = tmp_path / "run"
-    with pytest.raises(UserError, match="no room"):
-        run(config_of(*QUICK_RUN, f"output_dir={folder}"))
-    assert not folder.exists()
+    with expect_error():
+        run(config_of(*QUICK_RUN, f"output_dir={tmp_path}/run"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_job_is_shown_wherever_the_flag_stands(call_command):
@@ -180,12 +167,12 @@ def test_a_job_is_shown_wherever_the_flag_stands(call_command):
     assert call_command(*wanted, "scale=null", "--cfg", "job").stdout == last.stdout
 
 
-def test_sweeps_expand_to_every_combination():
+def test_sweeps_expand_to_every_combination(expect_error):
     got = [job.overrides for job in expand_jobs(["strategy=fedavg,moon", "seed=range(0,3)", "num_clients=5"])]
     assert len(got) == 6
     assert got[0] == ["strategy=fedavg", "seed=0", "num_clients=5"]
     assert got[-1] == ["strategy=moon", "seed=2", "num_clients=5"]
-    with pytest.raises(UserError, match=r"job 1 \(strategy=pfml\): unknown strategy"):
+    with expect_error():
         checked_jobs("strategy=pmfl,pfml")
 
 
@@ -229,15 +216,8 @@ def test_help_shows_every_choice_with_its_line(call_command):
 def finished_run(tmp_path_factory):
     """Return the folder of a finished run of the real command, and its output."""
     folder = tmp_path_factory.mktemp("cli") / "run"
-    done = command(
-        *QUICK_RUN,
-        "strategy=pmfl",
-        "participation=full",
-        "eval_train=true",
-        "partition.test_fraction=0.25",
-        "eval_clients=true",
-        f"output_dir={folder}",
-    )
+    how = ["strategy=pmfl", "participation=full", "eval_train=true", "partition.test_fraction=0.25", "eval_clients=true"]
+    done = command(*QUICK_RUN, *how, f"output_dir={folder}")
     assert done.returncode == 0, done.stderr
     return folder, done
 
@@ -272,13 +252,7 @@ def test_metrics_are_tidy(finished_run):
 def test_the_summary_says_what_ran(finished_run):
     folder, _ = finished_run
     summary = json.loads((folder / "summary.json").read_text())
-    assert (summary["status"], summary["method"], summary["dataset"], summary["seed"]) == (
-        "finished",
-        "pmfl",
-        "digits",
-        0,
-    )
-    assert summary["rounds"] == 2
+    assert summary.items() >= {"status": "finished", "method": "pmfl", "dataset": "digits", "seed": 0, "rounds": 2}.items()
     for key in ("accuracy_final", "accuracy_best", "accuracy_top5_mean", "accuracy_ema", "train_accuracy_final"):
         assert 0 <= summary[key] <= 1
     # Bytes by hand: 64x8+8 + 8x10+10 parameters of 4 bytes, for every participant of both rounds.
@@ -291,8 +265,6 @@ def test_the_summary_says_what_ran(finished_run):
 
 
 def test_the_saved_configuration_reproduces_the_run(finished_run, tmp_path):
-    from contrafed.runs.run import run
-
     folder, _ = finished_run
     config = yaml.safe_load((folder / "config.yaml").read_text())
     again = Path(run(config | {"output_dir": str(tmp_path / "again")})["folder"])
@@ -371,6 +343,7 @@ def processes_with(mark):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="needs /proc to look for processes")
 def test_jobs_of_a_sweep_share_one_ray_and_leave_none_behind(tmp_path, monkeypatch):
     mark = f"CONTRAFED_TEST_MARK={tmp_path.name}-{os.getpid()}"
@@ -390,8 +363,6 @@ def test_jobs_of_a_sweep_share_one_ray_and_leave_none_behind(tmp_path, monkeypat
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_learns_digits(tmp_path, method):
-    from contrafed.runs.run import run
-
     summary = run(
         config_of(f"strategy={method}", "engine=local", "participation=full", "num_rounds=40", f"output_dir={tmp_path}/run")
     )

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import contrafed.engines.client_state
 from contrafed.core.disk import told_in_one_line
-from contrafed.core.errors import DiskError, UserError
+from contrafed.core.errors import DiskError
 from contrafed.core.tensors import size_of
 from contrafed.engines.client_state import ClientStateStore, _available, default_budgets
 from contrafed.runs.run import run
@@ -70,9 +70,9 @@ def test_without_any_budget_everything_is_on_disk_and_costs_time(tmp_path):
     held.clear()
 
 
-def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path):
+def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path, expect_error):
     held = ClientStateStore(0, 0, str(tmp_path / "none"))
-    with pytest.raises(UserError, match=r"engine\.memory_folder: cannot write"):
+    with expect_error("engine.memory_folder"):
         held.store(1, memory(1))
 
 

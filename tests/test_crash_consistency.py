@@ -16,14 +16,8 @@ from contrafed.runs.run import run
 from contrafed.runs.session import Session
 
 QUICK_RUN = (
-    "strategy=fedavg",
-    "engine=local",
-    "tracker=none",
-    "num_clients=4",
-    "num_rounds=4",
-    "model=mlp",
-    "model.hidden=[8]",
-)
+    "strategy=fedavg", "engine=local", "tracker=none", "num_clients=4", "num_rounds=4", "model=mlp", "model.hidden=[8]",
+)  # fmt: skip
 KEEP_CHECKPOINTS = ("checkpoint_every=2", "checkpoint_keep=9")
 
 

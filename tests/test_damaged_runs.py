@@ -58,12 +58,12 @@ def test_where_there_is_no_other_run_it_is_a_mistake(pair, capsys, name, damage,
         find([pair])
 
 
-def test_a_file_of_clients_that_ends_before_they_were_last_scored_is_no_whole_one(tmp_path):
+def test_a_file_of_clients_that_ends_before_they_were_last_scored_is_no_whole_one(tmp_path, expect_error):
     clients = [(t, client, "accuracy", 0.5) for t in (0, 10, 20, 30) for client in range(4)]
     folder = write_run(tmp_path / "a", scope=("personal", "test"), clients=clients)
     assert len(find([folder])) == 1
     rewrite(folder / "clients.csv", lambda text: "".join(text.splitlines(True)[:10]) + "30,0,accur")
-    with pytest.raises(UserError, match="clients.csv: it ends with round 20, and clients were scored in round 30$"):
+    with expect_error():
         find([folder])
 
 

@@ -34,7 +34,7 @@ import results as made_of  # noqa: E402
 
 # A command of Contrafed without a shell's signs.
 OURS = re.compile(r"^(?:python main\.py|contrafed)\b(?P<arguments>[^|<>;&$]*)$")
-FAST_PAGES = ("docs/own-method.md", "docs/own-parts.md", "docs/quickstart.md")
+FAST_PAGES = ("docs/own-method.md", "docs/own-parts.md")
 ALL_BLOCKS = [(page, list(blocks.blocks_of(page))) for page in blocks.pages()]
 RUN_BLOCKS = {str(page.relative_to(ROOT)): found for page, found in ALL_BLOCKS if any(not b.needs for b in found)}
 # What a page's commands leave in the reader's last folder: a picture, and what its last command compares, of rounds 0 to 3.
@@ -155,6 +155,7 @@ def test_a_page_does_what_it_says(name, reader):
 ROWS = re.compile(r"^\| `(?P<name>[\w/]+)` \|.*\| (?P<jobs>\d+) \| [\w ]+ \|$", re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_experiments_page_counts_every_grids_jobs():
     text = (ROOT / "docs" / "EXPERIMENTS.md").read_text(encoding="utf-8")
     counted = {row["name"]: int(row["jobs"]) for row in ROWS.finditer(text)}

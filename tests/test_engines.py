@@ -37,7 +37,7 @@ def test_ray_equals_local_bit_for_bit(tmp_path, local_runs, monkeypatch, method,
     assert renewed or not hasattr(os, "memfd_create")  # shared memory was in use
 
 
-@pytest.mark.parametrize("method", ["fedavg", "pmfl"])
+@pytest.mark.parametrize("method", [pytest.param("fedavg", marks=pytest.mark.slow), "pmfl"])
 def test_flowers_own_runtime_equals_local_bit_for_bit(tmp_path, local_runs, method):
     summary, model, metrics, clients = run_tiny(tmp_path / "run", f"strategy={method}", "engine=flower")
     _, expected, expected_metrics, expected_clients = local_runs(method)
@@ -141,23 +141,15 @@ def test_flower_ends_before_ctrl_c_is_raised(monkeypatch):
     ("engine", "how"),
     [
         ("local", signal.SIGINT),
-        ("ray", signal.SIGINT),
-        ("flower", signal.SIGINT),
+        pytest.param("ray", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("flower", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("ray", signal.SIGTERM, marks=pytest.mark.slow),  # Ray takes this signal's handler
         pytest.param("flower", signal.SIGTERM, marks=pytest.mark.slow),
     ],
 )
 def test_ctrl_c_leaves_everything_written(tmp_path, engine, how):
-    command = [
-        sys.executable,
-        "main.py",
-        f"engine={engine}",
-        "num_rounds=100000",
-        "num_clients=8",
-        "eval_every=1",
-        "model=mlp",
-        f"output_dir={tmp_path}/run",
-    ]
+    asked = f"engine={engine} num_rounds=100000 num_clients=8 eval_every=1 model=mlp output_dir={tmp_path}/run"
+    command = [sys.executable, "main.py", *asked.split()]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     metrics = tmp_path / "run" / "metrics.csv"
     ends = time.monotonic() + 240

@@ -8,15 +8,11 @@ import pytest
 import torch
 from helpers import config_of, workspace_of
 
-from contrafed import UserError, compose, run
+from contrafed import compose, run
 
 OWN_TEST_PARTS = (
-    "dataset.merge_splits=true",
-    "num_clients=4",
-    "model=mlp",
-    "model.hidden=[16]",
-    "partition.min_client_size=12",
-)
+    "dataset.merge_splits=true", "num_clients=4", "model=mlp", "model.hidden=[16]", "partition.min_client_size=12",
+)  # fmt: skip
 
 
 def client_of(name, client_states=None):
@@ -60,22 +56,15 @@ def test_what_is_evaluated_after_local_work_leaves_no_trace(name):
 def test_a_lone_clients_is_the_global_model_of_the_next_round(name, tmp_path):
     """Its batches, its learning rate, and the server's broadcast are those of the next round."""
     one = (
-        f"strategy={name}",
-        *OWN_TEST_PARTS[2:4],
-        "dataset.merge_splits=true",
-        "num_clients=1",
-        "partition=iid",
+        f"strategy={name}", *OWN_TEST_PARTS[2:4], "dataset.merge_splits=true", "num_clients=1", "partition=iid",
         "participation=full",
-    )
+    )  # fmt: skip
     found = {}
     for evaluate in ("download", "local_training"):
         own = (
-            f"evaluate_after={evaluate}",
-            f"output_dir={tmp_path / evaluate}",
-            "num_rounds=4",
-            "eval_every=1",
+            f"evaluate_after={evaluate}", f"output_dir={tmp_path / evaluate}", "num_rounds=4", "eval_every=1",
             "eval_clients=true",
-        )
+        )  # fmt: skip
         run(compose(*one, *own, "strategy.local.lr_decay=0.5", "engine=local"))
         with open(tmp_path / evaluate / "metrics.csv") as file:
             rows = [row for row in csv.DictReader(file) if row["metric"] == "loss" and row["split"] in ("clients", "test")]
@@ -87,13 +76,9 @@ def test_a_lone_clients_is_the_global_model_of_the_next_round(name, tmp_path):
 
 def test_a_run_reports_it_as_personal_beside_the_global_score(tmp_path):
     settings = (
-        "strategy=fedavg",
-        *OWN_TEST_PARTS,
-        "engine=local",
-        "num_rounds=2",
-        "participation=full",
+        "strategy=fedavg", *OWN_TEST_PARTS, "engine=local", "num_rounds=2", "participation=full",
         "evaluate_after=local_training",
-    )
+    )  # fmt: skip
     summary = run(compose(*settings, "save_personal=true", f"output_dir={tmp_path / 'a'}"))
     with open(tmp_path / "a" / "metrics.csv") as file:
         scopes = {(row["scope"], row["split"]) for row in csv.DictReader(file)}
@@ -102,7 +87,7 @@ def test_a_run_reports_it_as_personal_beside_the_global_score(tmp_path):
     assert summary["num_rounds"] == 2
 
 
-def test_where_no_client_has_a_test_part_it_is_refused(tmp_path):
+def test_where_no_client_has_a_test_part_it_is_refused(tmp_path, expect_error):
     few = ("strategy=fedavg", "num_clients=4", "model=mlp", "engine=local", "num_rounds=1", f"output_dir={tmp_path / 'a'}")
-    with pytest.raises(UserError, match="no client has a test part"):
+    with expect_error("evaluate_after"):
         run(compose(*few, "evaluate_after=local_training"))

@@ -24,6 +24,11 @@ from contrafed.training.loop import part_of
 from contrafed.training.workspace import EVALUATION_BATCH
 
 METHODS = list(registry.choices("strategy"))
+# Methods of every kind: with client state, personal parts, tables, uploaded updates, control variates and choices of clients.
+SEVERAL = ("fedavg", "pmfl", "fedcrl", "fedproto", "scaffold", "fedala", "mpfedcon", "fedppo")
+SLOW_FOR_OTHERS = pytest.mark.parametrize(
+    "method", [name if name in SEVERAL else pytest.param(name, marks=pytest.mark.slow) for name in METHODS], indirect=True
+)
 
 
 @pytest.fixture(scope="session")
@@ -72,6 +77,7 @@ def test_a_stack_equals_its_clients_alone(config, alone):
         assert numbers(one) == pytest.approx(numbers(other), rel=1e-9, abs=1e-9)
 
 
+@SLOW_FOR_OTHERS
 @pytest.mark.parametrize(
     "local", [{"epochs": None, "iterations": 3, "batch_size": 0.3}, {"epochs": 1, "batch_size": 1}], ids=["widths", "ones"]
 )
@@ -134,6 +140,7 @@ def test_evaluation_changes_nothing_and_the_same_seed_gives_the_same_bits(config
 # ---------------------------------------------------------------------------------------------------------- an accelerator
 
 
+@SLOW_FOR_OTHERS
 def test_an_accelerator_gives_the_same_bits(method, problem, monkeypatch):
     """On the simulated one, which refuses a tensor that was not moved."""
     monkeypatch.setattr("contrafed.training.workspace.EVALUATION_BATCH_ELSEWHERE", EVALUATION_BATCH)
@@ -146,6 +153,7 @@ def test_an_accelerator_gives_the_same_bits(method, problem, monkeypatch):
     assert [numbers(done) for done in there.rounds] == [numbers(done) for done in here.rounds]
 
 
+@SLOW_FOR_OTHERS
 def test_no_step_waits_for_the_accelerator(method, problem):
     """Rounds of two epochs have as many transfers as rounds of one."""
     counts = []
@@ -182,12 +190,7 @@ def test_a_faulty_client_is_absent_and_keeps_the_memory_it_had(config, alone):
     for client in here - {broken_one}:
         close(broken.client_states[2].get(client, {}), alone.client_states[2].get(client, {}))
     assert all(value.isfinite().all() for value in broken.models[-1].values())
-    without = [
-        ROUNDS[0],
-        sorted(set(ROUNDS[1]) - {broken_one}),
-        (),
-        (),
-    ]  # as many rounds, since a strategy may use the planned number
+    without = [ROUNDS[0], sorted(set(ROUNDS[1]) - {broken_one}), (), ()]  # a strategy may use the planned number of rounds
     absent = watch(config, without, stack_size=STACK_SIZE, evaluate=False)
     if set(absent.rounds[2].participants.tolist()) == here - {broken_one}:  # a strategy that selects may replace it
         close(broken.models[2], absent.models[2])

@@ -199,7 +199,7 @@ assert [core.mine, models.mine, clients.mine, strategies.mine, conf.mine] == [Tr
 """
 
 
-@pytest.mark.parametrize("programs", ["checkout", "wheel"], indirect=True)
+@pytest.mark.parametrize("programs", [pytest.param("checkout", marks=pytest.mark.slow), "wheel"], indirect=True)
 def test_a_script_trains_beside_files_that_have_our_folders_names(programs, tmp_path):
     program, path, home = programs
     for name in ("core", "models", "clients", "strategies", "conf"):

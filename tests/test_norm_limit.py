@@ -78,12 +78,12 @@ def test_a_huge_reply_is_rejected(tmp_path, monkeypatch, method):
 WITHOUT_LIMIT = (*LOCAL, "strategy=fedavg", "engine.max_norm_ratio=null")
 
 
-def test_a_model_that_exploded_is_reported(tmp_path, monkeypatch, capsys):
+def test_a_model_that_exploded_is_reported(tmp_path, monkeypatch, capsys, expect_error):
     send_huge(monkeypatch, 1e12)
     summary, *_ = run_tiny(tmp_path / "on", *WITHOUT_LIMIT)
     assert summary["status"] == "diverged"
     assert "the global model diverged" in capsys.readouterr().out
-    with pytest.raises(RunStopped, match=r"^on_divergence=stop: round \d: ") as stopped:
+    with expect_error("on_divergence", RunStopped) as stopped:
         run_tiny(tmp_path / "stop", *WITHOUT_LIMIT, "on_divergence=stop")
     assert stopped.value.status == "diverged"
     left = json.loads((tmp_path / "stop" / "summary.json").read_text())

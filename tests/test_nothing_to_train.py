@@ -11,21 +11,12 @@ from contrafed import compose, run
 from contrafed.training.batches import Batches
 
 SMALL_RUN = (
-    "num_clients=4",
-    "model=mlp",
-    "model.hidden=[8]",
-    "participation=full",
-    "num_rounds=2",
-    "engine=local",
-    "tracker=none",
-)
+    "num_clients=4", "model=mlp", "model.hidden=[8]", "participation=full", "num_rounds=2", "engine=local", "tracker=none",
+)  # fmt: skip
 NO_STEP = {
-    "fedbabu": "strategy.tune_epochs=0",
-    "fedavg_ft": "strategy.tune_epochs=0",
-    "fedrep": "strategy.head_epochs=0",
-    "mpfedcon": "strategy.head_epochs=0",
-    "fedpac": "strategy.head_epochs=0",
-}
+    "fedbabu": "strategy.tune_epochs=0", "fedavg_ft": "strategy.tune_epochs=0", "fedrep": "strategy.head_epochs=0",
+    "mpfedcon": "strategy.head_epochs=0", "fedpac": "strategy.head_epochs=0",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("method", NO_STEP)
@@ -53,12 +44,9 @@ def test_a_client_that_only_tests_is_evaluated_after_its_local_work_alone_as_in_
     file = tmp_path / "clients.json"
     file.write_text(json.dumps({"train": [train[0], [], *train[2:]], "test": test}))
     how = (
-        "evaluate_after=local_training",
-        "partition=file",
-        f"partition.path={file}",
-        "partition.min_client_size=0",
+        "evaluate_after=local_training", "partition=file", f"partition.path={file}", "partition.min_client_size=0",
         "eval_clients=true",
-    )
+    )  # fmt: skip
     rows = []
     for size in (1, 4):
         folder = tmp_path / str(size)

@@ -8,7 +8,6 @@ from helpers import config_of
 from tiny import TINY_RUN
 
 from contrafed.config import method, run_config
-from contrafed.core.errors import UserError
 from contrafed.core.split_model import SplitModel
 from contrafed.engines.grid import LocalGrid
 from contrafed.runs.run import run, run_resolved
@@ -100,50 +99,38 @@ def test_a_resolved_run_can_be_run_twice_and_its_strategy_begins_anew(counts, tm
         assert left == right
 
 
-def test_a_sweep_tries_each_method_without_data_before_its_first_job(counts, monkeypatch):
+def test_a_sweep_tries_each_method_without_data_before_its_first_job(counts, monkeypatch, expect_error):
     monkeypatch.setattr("contrafed.data.federation.load_images", None)
     method.try_method(run_config.resolve(config_of(*SMALL_RUN, "strategy=scaffold")))
     assert counts == CALLS_OF_A_RUN
-    with pytest.raises(UserError, match="strategy=scaffold also sends control"):
+    with expect_error("privacy"):
         method.try_method(run_config.resolve(config_of("strategy=scaffold", "privacy=laplace")))
 
 
-def no_dictionary(self, model):
-    return None
-
-
-def no_tuple(cls, model, config):
-    return {}
-
-
 @pytest.mark.parametrize(
-    ("place", "function", "said"),
+    ("place", "function", "key"),
     [
-        ("contrafed.strategies.fedavg.FedAvg.setup", lambda self: 1 / 0, "strategy.server=fedavg: FedAvg.setup: ZeroDivision"),
-        ("contrafed.strategies.fedavg.FedAvg.broadcast", no_dictionary, "FedAvg must send tensors by name, in a dictionary"),
-        ("contrafed.strategies.fedavg.FedAvg.eval_model", no_dictionary, "FedAvg.eval_model must return the whole model"),
-        (
-            "contrafed.clients.fedavg.FedAvgClient.message_spec",
-            classmethod(no_tuple),
-            "strategy=fedavg: FedAvgClient.message_spec must",
-        ),
+        ("contrafed.strategies.fedavg.FedAvg.setup", lambda self: 1 / 0, "strategy.server"),
+        ("contrafed.strategies.fedavg.FedAvg.broadcast", lambda self, model: None, "FedAvg"),
+        ("contrafed.strategies.fedavg.FedAvg.eval_model", lambda self, model: None, "FedAvg.eval_model"),
+        ("contrafed.clients.fedavg.FedAvgClient.message_spec", classmethod(lambda cls, model, config: {}), "strategy"),
     ],
 )
-def test_a_fault_of_what_a_run_builds_is_one_line_and_leaves_no_folder(monkeypatch, tmp_path, place, function, said):
+def test_a_fault_of_what_a_run_builds_is_one_line_and_leaves_no_folder(
+    monkeypatch, tmp_path, expect_error, place, function, key
+):
     monkeypatch.setattr(place, function, raising=False)
-    with pytest.raises(UserError) as found:
+    with expect_error(key):
         run(config_of(*SMALL_RUN, "strategy=fedavg", f"output_dir={tmp_path}/run"))
-    assert str(found.value).startswith(said)
-    assert "\n" not in str(found.value)
     assert not (tmp_path / "run").exists()
 
 
-def test_what_a_broadcast_keeps_beside_the_state_is_refused_before_the_first_round(monkeypatch, tmp_path):
+def test_what_a_broadcast_keeps_beside_the_state_is_refused_before_the_first_round(monkeypatch, tmp_path, expect_error):
     def broadcast(self, model):
         self.ema = model
         return broadcast_of_all(self, model)
 
     broadcast_of_all = FederatedStrategy.broadcast
     monkeypatch.setattr("contrafed.strategies.fedavg.FedAvg.broadcast", broadcast, raising=False)
-    with pytest.raises(UserError, match=r"^FedAvg: no checkpoint holds self\.ema"):
+    with expect_error():
         run(config_of(*SMALL_RUN, "strategy=fedavg", f"output_dir={tmp_path}/run"))

@@ -87,11 +87,8 @@ def test_an_experiments_own_plot_shows_its_runs(tmp_path, experiment, monkeypatc
 def runs_of(tmp_path, plot, *many):
     """Return the runs of a figure that ``plot`` describes, from the changes of each."""
     published = {
-        "paper": "pmfl",
-        "figure": "9",
-        "table": None,
-        "plot": {"x": "round", "line": "strategy.name", "panel": [], **plot},
-    }
+        "paper": "pmfl", "figure": "9", "table": None, "plot": {"x": "round", "line": "strategy.name", "panel": [], **plot},
+    }  # fmt: skip
     for number, changes in enumerate(many):
         write_run(tmp_path / f"{number}", **{"published": published, **changes})
     return find([tmp_path])

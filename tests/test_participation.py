@@ -8,7 +8,6 @@ import pytest
 from helpers import config_of
 
 from contrafed.core.client_run import choose
-from contrafed.core.errors import UserError
 from contrafed.core.randomness import generator
 from contrafed.data.participation import Heterogeneous, make_participation, probabilities
 from contrafed.partitions.participation import markovian
@@ -211,11 +210,10 @@ def test_empty_clients_have_the_floor():
 @pytest.mark.parametrize(
     ("scaling", "mean", "rows"), [("empirical", 0.1, np.zeros((3, 4))), ("empirical_floor", 0.9, np.eye(4)[[0, 1]])]
 )
-def test_a_mean_out_of_reach_is_one_line(scaling, mean, rows):
+def test_a_mean_out_of_reach_is_one_line(scaling, mean, rows, expect_error):
     rows = np.vstack([rows, np.zeros((2, 4))])
-    with pytest.raises(UserError, match=f"scaling={scaling} cannot reach mean_probability={mean}: only [02] of") as error:
+    with expect_error("participation.scaling"):
         probabilities(heterogeneous(0.5, mean, 0.02, scaling), lambda: rows, len(rows), 0)
-    assert "\n" not in str(error.value)
 
 
 def test_equal_probabilities_and_the_realised_mean():
@@ -308,89 +306,86 @@ def test_trace_with_selection_and_unsorted_rows(tmp_path):
         assert set(pattern.participants(r)) == here & set(server.participants(r))
 
 
-def test_faulty_parquet_is_one_line(tmp_path):
+def test_faulty_parquet_is_one_line(tmp_path, expect_error):
     file = tmp_path / "trace.parquet"
     file.write_text("this is not\nparquet")
-    with pytest.raises(UserError, match="cannot read") as error:
+    with expect_error("participation.path"):
         make_participation(settings_of("trace", path=str(file)), lambda: None, 3, 0)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text",
     [
-        ("client,round\n0,1\n", "no column 'available'"),
-        ("client,round,available\n7,1,1\n", r"0\.\.2, .*found 7"),
-        ("client,round,available\n0,0,1\n", "at least 1, found 0"),
-        ("client,round,available\n0,1,2\n", "must be 0 or 1"),
-        ("client,round,available\n", "no rows"),
-        ("client,round,available\n0,0,1,1\n1,1,2,1\n", "cannot read .*Length of header or names does not match"),
-        ("client,round,available\n0,1,1\n0,2,\n", "'available' has empty cells, the first in row 2"),
-        ("client,round,available\n0,1,yes\n", "available must be whole numbers, found yes"),
-        ("client,round,available\na,1,1\n", "client must be whole numbers, found a"),
-        ("client,round,available\n0,1.5,1\n", "round must be whole numbers, found 1.5"),
-        ("client,round,available\n-1,1,1\n", r"0\.\.2, .*found -1"),
-        ("client,round,available\n0,1,1\n1,1,1\n0,1,0\n", "lists client 0 in round 1 more than once"),
-        ("", "cannot read"),
+        "client,round\n0,1\n",
+        "client,round,available\n7,1,1\n",
+        "client,round,available\n0,0,1\n",
+        "client,round,available\n0,1,2\n",
+        "client,round,available\n",
+        "client,round,available\n0,0,1,1\n1,1,2,1\n",
+        "client,round,available\n0,1,1\n0,2,\n",
+        "client,round,available\n0,1,yes\n",
+        "client,round,available\na,1,1\n",
+        "client,round,available\n0,1.5,1\n",
+        "client,round,available\n-1,1,1\n",
+        "client,round,available\n0,1,1\n1,1,1\n0,1,0\n",
+        "",
     ],
 )
-def test_faulty_traces_are_one_line(tmp_path, text, message):
+def test_faulty_traces_are_one_line(tmp_path, text, expect_error):
     file = tmp_path / "trace.csv"
     file.write_text(text)
-    with pytest.raises(UserError, match=message) as error:
+    with expect_error():
         make_participation(settings_of("trace", path=str(file)), lambda: None, 3, 0)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("zone", [None, "UTC"])
-def test_dates_and_spans_of_time_are_no_rounds(tmp_path, zone):
+def test_dates_and_spans_of_time_are_no_rounds(tmp_path, zone, expect_error):
     import pandas as pd
 
     dates = pd.date_range("2026-01-01", periods=3, tz=zone)
     file = tmp_path / "trace.parquet"
-    for rounds, found in ((dates, "2026-01-01"), (dates - dates[0], "0 days")):
+    for rounds in (dates, dates - dates[0]):
         pd.DataFrame({"client": [0, 1, 2], "round": rounds, "available": 1}).to_parquet(file)
-        with pytest.raises(UserError, match=f"round must be whole numbers, found {found}"):
+        with expect_error():
             make_participation(settings_of("trace", path=str(file)), lambda: None, 3, 0)
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "message"),
+    ("name", "changes"),
     [
-        ("trace", {}, "participation.path is null"),
-        ("trace", {"path": "/nowhere.csv"}, "no file /nowhere.csv"),
-        ("uniform", {"select": 11}, r"1\.\.10"),
-        ("uniform", {"select": 0}, "got 0"),
-        ("uniform", {"select": 1.5}, "got 1.5"),
-        ("full", {"select": "many"}, "participation.select must be a whole number or .* got 'many'"),
-        ("full", {"select": True}, "participation.select must be .* got True"),
-        ("full", {"selct": 3}, "unknown participation key 'selct', did you mean 'select'"),
-        ("fulll", {}, "unknown participation 'fulll', did you mean 'full'"),
-        ("bernoulli", {"beta": 0}, "participation.beta must be > 0"),
-        ("bernoulli", {"mean_probability": 1.1}, "participation.mean_probability must be > 0 and <= 1"),
-        ("bernoulli", {"scaling": "empirical_floor", "floor": 0.2}, "mean_probability=0.1 is below participation.floor=0.2"),
-        ("markovian", {"p01": 0}, "participation.p01 must be > 0"),
-        ("markovian", {"chain": "x"}, "choices: fedau, paper"),
-        ("cyclic", {"period": 0}, "participation.period must be >= 1"),
-        ("cyclic", {"period": 1, "variant": "fedau"}, "participation.period must be >= 2 for variant=fedau"),
-        ("cyclic", {"variant": "x"}, "choices: pmfl, fedau"),
-        ("trace", {"repeat": 3}, "participation.repeat must be true or false"),
-        ("bernoulli", {"floor": 1.5}, "participation.floor must be >= 0 and <= 1"),
-        ("bernoulli", {"scaling": "x"}, "choices: analytic, empirical, empirical_floor"),
-        ("markovian", {"p10": 1}, "unknown participation key 'p10', did you mean 'p01'"),
+        ("trace", {}),
+        ("trace", {"path": "/nowhere.csv"}),
+        ("uniform", {"select": 11}),
+        ("uniform", {"select": 0}),
+        ("uniform", {"select": 1.5}),
+        ("full", {"select": "many"}),
+        ("full", {"select": True}),
+        ("full", {"selct": 3}),
+        ("fulll", {}),
+        ("bernoulli", {"beta": 0}),
+        ("bernoulli", {"mean_probability": 1.1}),
+        ("bernoulli", {"scaling": "empirical_floor", "floor": 0.2}),
+        ("markovian", {"p01": 0}),
+        ("markovian", {"chain": "x"}),
+        ("cyclic", {"period": 0}),
+        ("cyclic", {"period": 1, "variant": "fedau"}),
+        ("cyclic", {"variant": "x"}),
+        ("trace", {"repeat": 3}),
+        ("bernoulli", {"floor": 1.5}),
+        ("bernoulli", {"scaling": "x"}),
+        ("markovian", {"p10": 1}),
     ],
 )
-def test_faulty_settings_are_one_line(name, changes, message):
-    with pytest.raises(UserError, match=message) as error:
+def test_faulty_settings_are_one_line(name, changes, expect_error):
+    with expect_error():
         chosen = choose("participation", {"name": name, **changes}) if name == "fulll" else settings_of(name, **changes)
         chosen.config.count(10)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["full", "uniform", "bernoulli", "markovian", "cyclic", "arrival"])
-def test_no_default_is_hidden_in_the_code(name):
+def test_no_default_is_hidden_in_the_code(name, expect_error):
     settings = compose_participation(name)
     choose("participation", settings)
-    for key in set(settings) - {"name"}:
-        with pytest.raises(UserError, match=f"participation.{key} is missing"):
+    for key in sorted(set(settings) - {"name"}):
+        with expect_error():
             choose("participation", {k: v for k, v in settings.items() if k != key})

@@ -6,21 +6,14 @@ import numpy as np
 import pytest
 from parted import data_of, data_with_a_gap, make, settings_of
 
-from contrafed.core.errors import UserError
 from contrafed.data.checks import check
 from contrafed.data.partition import keep_stratified, make_partition
 
 DRAWN_PARTITIONS = [
-    ("iid", {}),
-    ("dirichlet", {}),
-    ("dirichlet", {"scheme": "per_class"}),
-    ("balanced_dirichlet", {}),
-    ("pathological", {}),
-    ("pathological", {"pieces": "random"}),
-    ("pathological", {"scheme": "shards"}),
-    ("pathological", {"scheme": "shards", "distinct": True}),
-    ("lognormal", {"mean_size": 50}),
-]
+    ("iid", {}), ("dirichlet", {}), ("dirichlet", {"scheme": "per_class"}), ("balanced_dirichlet", {}), ("pathological", {}),
+    ("pathological", {"pieces": "random"}), ("pathological", {"scheme": "shards"}),
+    ("pathological", {"scheme": "shards", "distinct": True}), ("lognormal", {"mean_size": 50}),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "changes"), DRAWN_PARTITIONS)
@@ -77,12 +70,12 @@ def test_the_central_test_split_is_dealt_out_as_the_classes_are(name, changes):
     assert part.sizes.sum() == 2000
 
 
-def test_dealing_the_test_split_is_refused_where_there_is_none():
-    with pytest.raises(UserError, match="deal_test needs a central test split"):
+def test_dealing_the_test_split_is_refused_where_there_is_none(expect_error):
+    with expect_error("partition.deal_test"):
         make("iid", merged=True, deal_test=True)
-    with pytest.raises(UserError, match="deal_test and partition.test_fraction both say"):
+    with expect_error("partition.deal_test"):
         make("iid", data=data_of(test=100), deal_test=True, test_fraction=0.1)
-    with pytest.raises(UserError, match="sampled has no partition.deal_test"):
+    with expect_error("partition"):
         make("sampled", data=data_of(test=100), deal_test=True)
 
 
@@ -132,25 +125,24 @@ def test_redraws_until_large_enough():
 
 
 @pytest.mark.parametrize(
-    ("name", "clients", "changes", "message"),
+    ("name", "clients", "changes"),
     [
-        ("iid", 3000, {}, "3000 clients cannot share 2000 training examples"),
-        ("iid", 500, {"min_client_size": 5}, "need 2500, the training split has 2000"),
-        ("pathological", 20, {"classes_per_client": 11}, "classes_per_client=11 is more than the 10 classes"),
-        ("pathological", 4, {"classes_per_client": 2}, "hold at most 8 of the 10 classes"),
-        ("lognormal", 20, {"classes_per_client": 11}, "classes_per_client=11 is more than the 10 classes"),
-        ("dirichlet", 20, {"alpha": 0}, "partition.alpha must be > 0, got 0"),
-        ("dirichlet", 20, {"alfa": 1}, "unknown partition key 'alfa', did you mean 'alpha'"),
-        ("iid", 20, {"scarce_clients": 21}, "scarce_clients=21 is more than num_clients=20"),
-        ("file", 20, {}, "needs partition.path"),
-        ("file", 20, {"path": "/nowhere.json"}, "no file /nowhere.json"),
+        ("iid", 3000, {}),
+        ("iid", 500, {"min_client_size": 5}),
+        ("pathological", 20, {"classes_per_client": 11}),
+        ("pathological", 4, {"classes_per_client": 2}),
+        ("lognormal", 20, {"classes_per_client": 11}),
+        ("dirichlet", 20, {"alpha": 0}),
+        ("dirichlet", 20, {"alfa": 1}),
+        ("iid", 20, {"scarce_clients": 21}),
+        ("file", 20, {}),
+        ("file", 20, {"path": "/nowhere.json"}),
     ],
 )
-def test_impossible_requests_are_refused_with_the_numbers(name, clients, changes, message):
-    with pytest.raises(UserError, match=message) as error:
+def test_impossible_requests_are_refused_with_the_numbers(name, clients, changes, expect_error):
+    with expect_error():
         check(settings_of(name, **changes), clients)
         make(name, clients, **changes)
-    assert "\n" not in str(error.value)
 
 
 LISTS = [[0, 5, 2], [1, 9], [7, 8, 3, 4]]
@@ -183,31 +175,30 @@ def test_a_dropped_client_of_a_file_is_not_evaluated_either(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text",
     [
-        ("[[0], [1]]", "has 2 clients, num_clients=3"),
-        ("[[0], [1], [1]]", "1 indices occur more than once"),
-        ("[[0], [1], [2000]]", r"must be in 0\.\.1999, found 0\.\.2000"),
-        ("[[0], [1], [1999]]", "1 indices point into the central test split"),
-        ("[[0], [1], [0.5]]", "must be whole numbers"),
-        ("[[0], [1], [true]]", "must be whole numbers, found 'True'"),
-        ("[[0], [1], [99999999999999999999]]", "must be whole numbers, found '9999"),
-        ("[[0], [1], [[2]]]", "must be whole numbers"),
-        ("[" * 100_000, "neither JSON nor a Python dictionary"),
-        ("{[1]: [2]}", "neither JSON nor a Python dictionary"),
-        ("hello", "neither JSON nor a Python dictionary"),
-        ('{"a": [1]}', "keys of the dictionary must be client numbers"),
-        ('{"0": [0], "00": [1]}', "keys of the dictionary must be the client numbers 0 to 1, each once"),
-        ('{"0": [0], "7": [1]}', "keys of the dictionary must be the client numbers 0 to 1, each once"),
-        ("3", "must hold a list of index lists"),
+        "[[0], [1]]",
+        "[[0], [1], [1]]",
+        "[[0], [1], [2000]]",
+        "[[0], [1], [1999]]",
+        "[[0], [1], [0.5]]",
+        "[[0], [1], [true]]",
+        "[[0], [1], [99999999999999999999]]",
+        "[[0], [1], [[2]]]",
+        "[" * 100_000,
+        "{[1]: [2]}",
+        "hello",
+        '{"a": [1]}',
+        '{"0": [0], "00": [1]}',
+        '{"0": [0], "7": [1]}',
+        "3",
     ],
 )
-def test_faulty_files_are_one_line(tmp_path, text, message):
+def test_faulty_files_are_one_line(tmp_path, text, expect_error):
     file = tmp_path / "clients.txt"
     file.write_text(text)
-    with pytest.raises(UserError, match=message) as error:
+    with expect_error():
         make("file", clients=3, path=str(file), data=data_of(test=10))
-    assert "\n" not in str(error.value)
 
 
 def test_published_partitions_are_used_as_they_are(tmp_path):
@@ -226,10 +217,10 @@ def test_what_is_moved_in_a_published_partition_is_counted_before_test_parts_are
 
 
 @pytest.mark.parametrize("changes", [{"test_fraction": 0.2}, {"scarce_clients": 3}, {"keep_fraction": 0.5}])
-def test_sampled_refuses_what_it_would_ignore(changes):
-    with pytest.raises(UserError, match=f"partition=sampled has no partition.{next(iter(changes))}"):
+def test_sampled_refuses_what_it_would_ignore(changes, expect_error):
+    with expect_error("partition"):
         make("sampled", **changes)
-    with pytest.raises(UserError, match="no test parts of its own; set dataset.merge_splits=false"):
+    with expect_error("partition"):
         make("sampled", merged=True)
 
 

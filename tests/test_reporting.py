@@ -20,7 +20,6 @@ import torch
 from matplotlib import image
 from safetensors import safe_open
 
-from contrafed.core.errors import UserError
 from contrafed.runs.output import (
     Progress,
     RunRecorder,
@@ -87,15 +86,15 @@ def test_the_current_folder_can_be_claimed_and_numbered(tmp_path, monkeypatch):
     assert claim_folder(Path("."), unique=True) == tmp_path / "here-2"
 
 
-def test_a_taken_or_impossible_folder_is_one_line(tmp_path):
+def test_a_taken_or_impossible_folder_is_one_line(tmp_path, expect_error):
     claim_folder(tmp_path / "run", unique=False)
-    with pytest.raises(UserError, match="already holds a run"):
+    with expect_error("output_dir"):
         claim_folder(tmp_path / "run", unique=False)
     (tmp_path / "file").write_text("")
     for unique in (True, False):
-        with pytest.raises(UserError, match="file"):
+        with expect_error("output_dir"):
             claim_folder(tmp_path / "file" / "run", unique=unique)
-        with pytest.raises(UserError, match="is a file"):
+        with expect_error("output_dir"):
             claim_folder(tmp_path / "file", unique=unique)
 
 

@@ -184,14 +184,10 @@ def test_who_is_on_this_machine_is_told_by_the_block():
 
 def test_every_kind_of_tensor_arrives():
     tensors = {
-        "scalar": torch.tensor(7),
-        "empty": torch.zeros(0, 3),
-        "transposed": torch.arange(6.0).view(2, 3).T,
-        "row": torch.arange(6, dtype=torch.uint8).view(2, 3)[1],
-        "double": torch.full((2, 2), 0.1, dtype=torch.float64),
-        "mask": torch.tensor([True, False]),
-        "learns": torch.ones(3, requires_grad=True),
-    }
+        "scalar": torch.tensor(7), "empty": torch.zeros(0, 3), "transposed": torch.arange(6.0).view(2, 3).T,
+        "row": torch.arange(6, dtype=torch.uint8).view(2, 3)[1], "double": torch.full((2, 2), 0.1, dtype=torch.float64),
+        "mask": torch.tensor([True, False]), "learns": torch.ones(3, requires_grad=True),
+    }  # fmt: skip
     broadcast, mapped = shared_memory.Broadcast(10**6), {}
     record, _ = shared_memory.read(broadcast.write(to_record(tensors)), mapped)
     got = from_record(record)

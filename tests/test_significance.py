@@ -12,7 +12,6 @@ from matplotlib import image
 from reported import method, write_run
 
 from contrafed import report_command
-from contrafed.core.errors import UserError
 from contrafed.report import plots, significance
 from contrafed.report.rank_diagram import draw_rank_diagram
 from contrafed.report.runs import find
@@ -115,8 +114,8 @@ def test_a_report_has_the_statistics(sweep, capsys):
     assert "--baseline" in capsys.readouterr().err
 
 
-def test_an_unknown_baseline_is_an_error(sweep):
-    with pytest.raises(UserError, match="baseline"):
+def test_an_unknown_baseline_is_an_error(sweep, expect_error):
+    with expect_error("baseline"):
         significance.collect_scores(find([sweep]), "pmfl")
 
 

@@ -10,7 +10,6 @@ from omegaconf import OmegaConf
 from contrafed.config.compose import compose_job, expand_jobs, read_grid, take_shard
 from contrafed.config.overrides import rename_arguments
 from contrafed.core import registry
-from contrafed.core.errors import UserError
 from contrafed.report.published import MEASURED_BY
 from contrafed.runs.run import run
 
@@ -54,7 +53,7 @@ def test_a_grid_is_every_combination_of_its_axes(folder):
     assert [job.number for job in jobs] == list(range(6))
 
 
-def test_a_command_line_narrows_a_grid_and_extends_it(folder):
+def test_a_command_line_narrows_a_grid_and_extends_it(folder, expect_error):
     assert names("dataset=mnist", "variant=full,late", folder=folder) == ["mnist-full", "mnist-late"]
     assert names("dataset=svhn", "variant=full", "seed=0,1", folder=folder) == ["svhn-full-seed=0", "svhn-full-seed=1"]
     # A choice keeps the named cases that make it. A value replaces theirs.
@@ -62,20 +61,20 @@ def test_a_command_line_narrows_a_grid_and_extends_it(folder):
     assert names("dataset=digits", "num_rounds=3", folder=folder) == ["digits-full", "digits-flat", "digits-late"]
     short, long = names("dataset=digits", "variant=full", f"seed=0,{'1' * 300}", folder=folder)
     assert (short, len(long)) == ("digits-full-seed=0", 159)
-    with pytest.raises(UserError, match="no variant of the grid has model=lenet; its cases: full, flat, late"):
+    with expect_error():
         names("model=lenet", folder=folder)
-    with pytest.raises(UserError, match=r"job 0 .*: unknown variant of experiment=own/table 'fall', did you mean 'full'"):
+    with expect_error():
         checked_jobs(TABLE, "variant=fall", folder=folder)
 
 
 @pytest.mark.parametrize("values", ["shuffle(0,1,2)", "shuffle(range(3))"])
-def test_values_in_an_order_of_their_own_are_refused(values):
+def test_values_in_an_order_of_their_own_are_refused(values, expect_error):
     """Names, folders, shards and runs would each have another order."""
-    with pytest.raises(UserError, match=r"^seed=shuffle\(.* cannot be listed here: write the values out, as seed=a,b,c$"):
+    with expect_error("seed"):
         expand_jobs([f"seed={values}"])
 
 
-def test_a_choice_keeps_the_cases_that_leave_it_as_it_is():
+def test_a_choice_keeps_the_cases_that_leave_it_as_it_is(expect_error):
     def columns(*overrides):
         jobs = expand_jobs(["experiment=fedcrl/table3", "strategy=fedavg", "seed=0", *overrides])
         return [override.partition("=")[2] for job in jobs for override in job.overrides if override.startswith("column=")]
@@ -84,7 +83,7 @@ def test_a_choice_keeps_the_cases_that_leave_it_as_it_is():
     assert columns("dataset=cifar10") == cifar10
     assert len(columns("dataset=cifar10,cifar100")) == len(columns()) == 6
     assert columns("dataset=cifar10", "partition=pathological") == ["n100_pathological"]
-    with pytest.raises(UserError, match="no column of the grid has dataset=svhn"):
+    with expect_error():
         columns("dataset=svhn")
 
 
@@ -111,41 +110,27 @@ def test_cases_and_conditions_set_what_the_command_line_does_not(folder):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("old", "new"),
     [
-        (
-            "dataset: [digits, mnist]",
-            "dataset: digits",
-            "grid.dataset must be a list of values or of named cases, got 'digits'",
-        ),
-        ("num_rounds: 7", "num_round: 7", "job 2 .*: unknown key in the experiment's grid 'num_round', did you mean"),
-        (
-            "num_rounds: 5",
-            "num_round: 5",
-            "job 3 .*: unknown key in the experiment's where 'dataset=mnist' 'num_round', did you",
-        ),
-        ("dataset=mnist model=mlp", "dataset=mnist mlp", "must be conditions of the form group=choice"),
-        ("[digits, mnist]", "[digits, mnits]", "job 3 .*: unknown dataset 'mnits', did you mean 'mnist'"),
+        ("dataset: [digits, mnist]", "dataset: digits"),
+        ("num_rounds: 7", "num_round: 7"),
+        ("num_rounds: 5", "num_round: 5"),
+        ("dataset=mnist model=mlp", "dataset=mnist mlp"),
+        ("[digits, mnist]", "[digits, mnits]"),
     ],
 )
-def test_a_mistake_in_a_grid_is_one_line_before_any_job(folder, old, new, message):
+def test_a_mistake_in_a_grid_is_one_line_before_any_job(folder, old, new, expect_error):
     path = folder / "experiment" / "own" / "table.yaml"
     path.write_text(EXPERIMENT.replace(old, new, 1))
-    with pytest.raises(UserError, match=message) as error:
+    with expect_error():
         checked_jobs(TABLE, folder=folder)
-    assert "\n" not in str(error.value)
 
 
 def test_overrides_that_are_set_are_those_that_hydra_would_set():
     """Values are set in a copy of Hydra's composition of the choices. A new key needs a full composition."""
     asked = [
-        "strategy=moon",
-        "dataset=mnist",
-        "model=lenet",
-        "model.projection=[4,5]",
-        "strategy.local.lr=1e-3",
-        "init_from='a, b'",
-    ]
+        "strategy=moon", "dataset=mnist", "model=lenet", "model.projection=[4,5]", "strategy.local.lr=1e-3", "init_from='a, b'",
+    ]  # fmt: skip
     plain = compose_job(asked)
     assert plain.model.projection == [4, 5]
     asked.append("output_dir=x")  # else it is the time
@@ -163,13 +148,13 @@ def test_values_may_be_ranges_choices_and_globs():
     assert all(not job.overrides[1].startswith("strategy=_") for job in expand_jobs(["seed=0", "strategy=glob(*)"]))
 
 
-def test_jobs_are_split_by_their_numbers():
+def test_jobs_are_split_by_their_numbers(expect_error):
     assert take_shard(list("abcdef"), None) == list("abcdef")
     assert [take_shard(list("abcdef"), f"{k}/4") for k in (1, 2, 3, 4)] == [["a", "e"], ["b", "f"], ["c"], ["d"]]
     for wrong in ("0/4", "5/4", "2", "a/b"):
-        with pytest.raises(UserError, match="^shard="):
+        with expect_error("shard"):
             take_shard(["a"], wrong)
-    with pytest.raises(UserError, match="^shard=2/2"):
+    with expect_error("shard"):
         take_shard(["a"], "2/2")
 
 
@@ -187,9 +172,11 @@ def sample_jobs(experiment):
     return kept
 
 
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["last", "every"])
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_composes(experiment):
-    for job in sample_jobs(experiment):
+def test_every_experiment_composes(experiment, every):
+    """Its last job, or jobs with every value of every axis."""
+    for job in sample_jobs(experiment)[0 if every else -1 :]:
         run = check_overrides(*job.overrides)
         assert (run.composed["experiment"], run.composed["changed"]) == (experiment, [])
         said = run.composed.get("published") or {}

@@ -5,7 +5,6 @@ import pytest
 from helpers import config_of
 
 from contrafed.core.client_run import client_run_of
-from contrafed.core.errors import UserError
 from contrafed.data.images import check, load_images
 from contrafed.partitions.datasets.synthetic import SHAPES, TESTING, TRAINING
 from contrafed.runs.run import run
@@ -45,13 +44,13 @@ def test_drawn_images_can_be_told_apart_and_are_always_the_same(tmp_path):
     assert (nearest == y[once.test].numpy()).mean() > 0.99
 
 
-def test_the_data_set_itself_goes_before_drawn_images(tmp_path):
+def test_the_data_set_itself_goes_before_drawn_images(tmp_path, expect_error):
     settings = chosen("dataset=cifar10", "dataset.path=generated", f"dataset.root={tmp_path}", "dataset.download=false")
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()  # as a failed download leaves it
     assert load_images(settings).stand_in == "generated"
     (folder / "data_batch_1").write_bytes(b"damaged")
-    with pytest.raises(UserError, match="cannot be read|not found"):  # no images are drawn in its place
+    with expect_error("dataset"):  # no images are drawn in its place
         load_images(settings)
 
 
@@ -63,19 +62,19 @@ def test_the_data_set_itself_goes_before_drawn_images(tmp_path):
         "flwrlabs___femnist/default/0.0.0/femnist-train.lock",  # left by a download that failed
     ],
 )
-def test_what_is_not_the_data_set_is_not_at_hand(tmp_path, there):
+def test_what_is_not_the_data_set_is_not_at_hand(tmp_path, there, expect_error):
     (tmp_path / "hub" / there).parent.mkdir(parents=True)
     (tmp_path / "hub" / there).touch()
     settings = chosen("dataset=femnist", "dataset.path=generated", f"dataset.root={tmp_path}", "dataset.download=false")
     assert load_images(settings).stand_in == "generated"
-    with pytest.raises(UserError, match="not found, and dataset.download is false"):
+    with expect_error("dataset"):
         check(chosen("dataset=femnist", f"dataset.root={tmp_path}", "dataset.download=false"))
 
 
-def test_a_repository_with_capitals_is_found_in_the_cache(tmp_path):
+def test_a_repository_with_capitals_is_found_in_the_cache(tmp_path, expect_error):
     """The library writes the name in lower case."""
     wanted = ("dataset=hub", "dataset.repository=Someone/Brain_MRI", f"dataset.root={tmp_path}", "dataset.download=false")
-    with pytest.raises(UserError, match="not found, and dataset.download is false"):
+    with expect_error("dataset"):
         check(chosen(*wanted))
     table = tmp_path / "hub" / "Someone___brain_mri" / "default" / "0.0.0" / "abc" / "brain_mri-train.arrow"
     table.parent.mkdir(parents=True)
@@ -84,19 +83,18 @@ def test_a_repository_with_capitals_is_found_in_the_cache(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("shape", "classes", "said"),
+    ("shape", "classes"),
     [
-        ((28, 28, 3), 10, "have 28x28 pixels, 3 channels and 10 classes; dataset=cifar10 has 32x32, 3 and 10"),
-        ((32, 32), 10, "have 32x32 pixels, 1 channels and 10 classes"),
-        ((32, 32, 3), 9, "3 channels and 9 classes"),
+        ((28, 28, 3), 10),
+        ((32, 32), 10),
+        ((32, 32, 3), 9),
     ],
 )
-def test_an_npz_of_another_kind_is_one_line(tmp_path, shape, classes, said):
+def test_an_npz_of_another_kind_is_one_line(tmp_path, shape, classes, expect_error):
     path = npz(tmp_path / "a.npz", shape, classes)
-    with pytest.raises(UserError, match=said) as error:
+    with expect_error("dataset.path"):
         load_images(chosen("dataset=cifar10", f"dataset.path={path}"))
-    assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match="there is nothing at /no/such.npz"):
+    with expect_error("dataset.path"):
         check(chosen("dataset=cifar10", "dataset.path=/no/such.npz"))
 
 

@@ -78,29 +78,29 @@ def test_a_tracker_that_fails_costs_no_run(tmp_path, capsys):
     assert said == ["tracker=mine failed and is left alone, metrics.csv has everything: OSError: the server is gone"]
 
 
-def test_a_tracker_that_cannot_begin_is_a_line(tmp_path):
+def test_a_tracker_that_cannot_begin_is_a_line(tmp_path, expect_error):
     class Closed(Tracker):
         def __init__(self, config, run):
             raise ValueError("no key")
 
-    with pytest.raises(UserError, match="tracker=mine cannot begin: ValueError: no key"):
+    with expect_error("tracker"):
         Followed(choice_of(Closed), Tracked(tmp_path, {}, False))
 
 
-def test_a_tracker_that_cannot_begin_leaves_no_folder_and_a_finished_run_as_it_is(tmp_path, monkeypatch):
+def test_a_tracker_that_cannot_begin_leaves_no_folder_and_a_finished_run_as_it_is(tmp_path, monkeypatch, expect_error):
     def refuse_start(self, config, run):
         raise ValueError("no key")
 
     config = config_of(*SMALL_RUN, f"output_dir={tmp_path / 'run'}", "checkpoint_every=1")
     with monkeypatch.context() as change:
         change.setattr(TensorBoard, "__init__", refuse_start)
-        with pytest.raises(UserError, match="tracker=tensorboard cannot begin"):
+        with expect_error("tracker"):
             run(config)
     assert not (tmp_path / "run").exists()
     run(config)
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     monkeypatch.setattr(TensorBoard, "__init__", refuse_start)
-    with pytest.raises(UserError, match="tracker=tensorboard cannot begin"):
+    with expect_error("tracker"):
         run({**config, "resume": "latest"}, unique=False)
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 

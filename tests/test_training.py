@@ -9,7 +9,6 @@ import pytest
 import torch
 from helpers import close, config_of, digits_run, make_local_training, run_scalar, sized_workspace, workspace_of
 
-from contrafed.core.errors import UserError
 from contrafed.training import client_stack as stack_module
 from contrafed.training.base import DeadlineError, LocalError
 from contrafed.training.optimizers import Optimizer
@@ -33,9 +32,9 @@ def test_batches_of_epochs_and_iterations():
     assert [make_local_training(epochs=1, batch_size=0.07).batch_of(n) for n in (100, 101)] == [7, 8]
 
 
-def test_exactly_one_of_epochs_and_iterations():
+def test_exactly_one_of_epochs_and_iterations(expect_error):
     for epochs, iterations in ((1, 5), (None, None)):
-        with pytest.raises(UserError, match="exactly one"):
+        with expect_error("strategy.local.epochs"):
             make_local_training(epochs=epochs, iterations=iterations)
 
 

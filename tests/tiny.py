@@ -12,14 +12,9 @@ from contrafed.engines.worker import FIRST_NODE_ID
 from contrafed.runs.run import run
 
 TINY_RUN = (
-    "partition.test_fraction=0.2",
-    "num_clients=6",
-    "num_rounds=3",
-    "eval_every=1",
-    "model=mlp",
-    "model.hidden=[12]",
+    "partition.test_fraction=0.2", "num_clients=6", "num_rounds=3", "eval_every=1", "model=mlp", "model.hidden=[12]",
     "partition.min_client_size=5",
-)
+)  # fmt: skip
 HALF_AVAILABLE = ("participation=bernoulli", "participation.beta=null", "participation.mean_probability=0.5")
 
 

@@ -143,7 +143,7 @@ def _explain_key(where: str, name: str, here: Any) -> UserError:
     above = f"{where}." if where else ""
     same = [above + key for key in flatten_keys(values) if key.endswith(f".{name}")]
     if same and name != "name":
-        return UserError(f"unknown key '{above}{name}', did you mean {' or '.join(same[:3])}?")
+        return UserError(f"unknown key '{above}{name}', did you mean {' or '.join(same[:3])}?", f"{above}{name}")
     return unknown(f"{where} key" if where else "key", name, values if where else [*values, *OPTIONAL_GROUPS, "shard"])
 
 

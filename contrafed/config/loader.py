@@ -83,7 +83,7 @@ class ConfigLoader(ConfigLoaderImpl):
             parsed = parse_overrides(overrides)
             config = self._compose_sweep(parsed) if run_mode == RunMode.MULTIRUN else self._compose_job(parsed, hydra=True)
         except UserError as error:
-            raise CompositionError(str(error)) from error
+            raise CompositionError(str(error), error.key) from error
         except (HydraException, OmegaConfBaseException, YAMLError) as error:
             raise CompositionError(f"cannot compose the configuration: {explain(error)}") from error
         self._record_overrides(config, parsed)

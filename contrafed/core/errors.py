@@ -1,6 +1,7 @@
 """Exceptions that are reported in one line: a user's mistake, and a run that stopped itself."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -8,13 +9,24 @@ class UserError(Exception):
     """A mistake in what the user asked for, reported in one line.
 
     The command line prints it without a traceback and exits with status 2. ``contrafed.run`` raises it.
+    ``key`` is the key, option, file or function that the line is about.
     """
+
+    def __init__(self, line: str, key: str | None = None) -> None:
+        """Build the error from its line.
+
+        Args:
+            line: The message.
+            key: What it is about. By default the message begins with it.
+        """
+        super().__init__(line)
+        self.key = key or _first_word(line)
 
 
 class RunStopped(Exception):
     """A run that stopped itself, reported in one line.
 
-    Everything up to then has been written. The exit status is 1.
+    Everything up to then has been written. The exit status is 1. ``key`` is as in ``UserError``.
     """
 
     def __init__(self, line: str, status: str = "failed") -> None:
@@ -25,7 +37,7 @@ class RunStopped(Exception):
             status: The status in the run's summary.
         """
         super().__init__(line)
-        self.status = status
+        self.key, self.status = _first_word(line), status
 
 
 class DiskError(RunStopped):
@@ -35,7 +47,15 @@ class DiskError(RunStopped):
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """Return the error for a name that does not exist, with the nearest name and all names that exist."""
     names = sorted(known)
-    return UserError(f"unknown {kind} '{name}'{nearest(name, names) or ';'} choices: {', '.join(names) or 'none'}")
+    line = f"unknown {kind} '{name}'{nearest(name, names) or ';'} choices: {', '.join(names) or 'none'}"
+    group, _, last = kind.rpartition(" ")
+    return UserError(line, f"{group}.{name}" if group and last == "key" else name if kind == "key" else kind)
+
+
+def _first_word(line: str) -> str:
+    """Return the word with which a message begins, after the number of a round."""
+    found = re.match(r"(?:round \d+: )?([^\s:=,]*)", line)
+    return found[1] if found else ""
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:

@@ -40,7 +40,8 @@ class LocalTraining:
             advice = "" if self.epochs is None else "; the other is null, such as strategy.local.iterations=null"
             raise UserError(
                 "exactly one of strategy.local.epochs and strategy.local.iterations must be set, "
-                f"got epochs={self.epochs} iterations={self.iterations}{advice}"
+                f"got epochs={self.epochs} iterations={self.iterations}{advice}",
+                "strategy.local.epochs",
             )
 
     def batch_of(self, examples: int) -> int:

@@ -2,7 +2,7 @@
 
 import pytest
 from helpers import same
-from left import FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_client, scalar_left, stacked_equals_alone
+from left import FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_client, scalar_left
 
 FIXED_ALPHA = {"alpha": 0.75, "adaptive": False}
 
@@ -67,7 +67,3 @@ def test_with_all_of_its_own_v_trains_alone_and_with_nothing_it_stays():
 def test_a_client_never_seen_is_evaluated_by_its_first_mixture():
     run = scalar_left("apfl", [[0, 1]] * 2)
     assert run.evaluate_client(2) == pytest.approx((2.0 + run.w[-1]) / 2)
-
-
-def test_stacked_equals_alone():
-    stacked_equals_alone("apfl", local={"momentum": 0.5, "weight_decay": 0.01})

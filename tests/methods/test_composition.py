@@ -3,8 +3,8 @@
 import re
 
 import pytest
-from hand import FULL_COHORTS, GOLDEN, PATTERN
-from helpers import run_scalar
+from hand import FULL_COHORTS, GOLDEN, PATTERN, WORK
+from helpers import close, digits_run, run_scalar
 from omegaconf import OmegaConf
 
 from contrafed.core import registry
@@ -31,13 +31,33 @@ def test_server_rules_go_with_any_client_half(clients, rule):
         assert found == pytest.approx(values, abs=1e-5)
 
 
-@pytest.mark.parametrize(("rule", "neutral"), [("fedavgm", {"server_momentum": 0.0}), ("fedagm", {"server_momentum": 0.0})])
-def test_neutral_server_rules_are_fedavg_beside_any_client_half(rule, neutral):
-    plain = {"proximal_weight": 0.0} if rule == "fedagm" else {}
+@pytest.mark.parametrize("stack_size", [1, 3])
+@pytest.mark.parametrize("name", ["fedadam", "fedagm", "fedavgm", "fedhyper", "fedvarp", "mifa"])
+def test_golden_values(name, stack_size):
+    changes, full, pattern = GOLDEN[name]
+    for schedule, values in ((FULL_COHORTS, full), (PATTERN, pattern)):
+        assert run_scalar(name, schedule, stack_size=stack_size, **changes) == pytest.approx(values, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "neutral"),
+    [("fedavgm", {"server_momentum": 0.0}), ("fedagm", {"server_momentum": 0.0, "local": {"proximal_weight": 0.0}})],
+)
+def test_neutral_server_rules_are_fedavg_also_beside_other_client_halves(name, neutral):
+    for rounds in (FULL_COHORTS, PATTERN):
+        assert run_scalar(name, rounds, **neutral) == pytest.approx(run_scalar("fedavg", rounds), rel=1e-12)
     for clients in ("fedrcl", "pmfl"):
-        own = NOTHING_OF_ITS_OWN[clients] | {"local": PLAIN_WORK | plain}
-        values = run_scalar(clients, PATTERN, server=rule, **neutral, **own)
+        own = NOTHING_OF_ITS_OWN[clients] | {"local": PLAIN_WORK | neutral.get("local", {})}
+        values = run_scalar(clients, PATTERN, server=name, server_momentum=0.0, **own)
         assert values == pytest.approx(run_scalar("fedavg", PATTERN), rel=1e-12)
+
+
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@pytest.mark.parametrize(("name", "decay"), [("fedvarp", {}), ("mifa", {"lr_decay": 0.9})])
+def test_with_everybody_there_a_table_of_updates_is_fedavg(name, decay, weights):
+    same_clients = {"clients": 5, "local": WORK | decay, "weights": weights}
+    for a, b in zip(*(digits_run(each, 3, **same_clients)[0] for each in (name, "fedavg")), strict=True):
+        close(a, b, 1e-12)
 
 
 def test_the_docs_say_which_methods_leave_their_rule_to_choose():

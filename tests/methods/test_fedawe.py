@@ -106,10 +106,3 @@ def test_clients_are_evaluated_by_the_last_active_clients_mean(after_training):
 def test_of_methods_that_keep_a_head_it_moves_the_body():
     _, rule = digits_run("fedper", 2, clients=3, server="fedawe", schedule=[[0, 1], [1, 2]])
     assert all(set(kept) == set(rule.shared_names) for kept in rule.state["models"].values())
-
-
-def test_stacked_equals_alone():
-    alone, stacked = (
-        digits_run("fedawe", 4, clients=5, schedule=COHORTS_WITH_ABSENCES, stack_size=n, local=WORK)[0] for n in (1, 3)
-    )
-    close(alone[-1], stacked[-1])

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from hand import EPOCH, heads, no_head_travels, whole
-from helpers import Scalar, build_received, close, config_of, same, scalar_workspace, strategy_settings, workspace_of
+from hand import heads, no_head_travels, whole
+from helpers import Scalar, build_received, config_of, same, scalar_workspace, strategy_settings, workspace_of
 
 
 def test_no_head_ever_travels():
@@ -79,10 +79,3 @@ def test_the_last_evaluation_tunes_what_is_asked_for_and_remembers_nothing(tune,
     pulled = workspace_of(config)
     (free,) = pulled.client_class(pulled, [0]).evaluate_clients([received], 3, final=True)
     assert same(free.model, tuned.model)  # the pull of training holds no fine-tuning back
-
-
-def test_stacked_equals_alone():
-    work = {"local": EPOCH | {"momentum": 0.9}}
-    alone, stacked = (whole("fedbabu", stack_size=size, **work) for size in (1, 3))
-    close(alone[0], stacked[0])
-    close(alone[1], stacked[1])

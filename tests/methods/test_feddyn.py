@@ -60,9 +60,3 @@ def test_h_is_the_mean_of_all_clients_gradients_whoever_was_there():
         total = sum(value for key, value in memory.items() if key.endswith(f"/gradient/{name}"))
         torch.testing.assert_close(h, total / 8, rtol=1e-9, atol=1e-12)
         assert h.abs().max() > 0
-
-
-def test_stacked_equals_alone():
-    alone, stacked = (whole("feddyn", stack_size=size, local=PLAIN_TRAINING) for size in (1, 3))
-    close(alone[0], stacked[0])
-    close(alone[1], stacked[1])

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hand import COHORTS_WITH_ABSENCES, FULL_COHORTS, PATTERN, WORK, as_fedavg, path, rule_of
-from helpers import close, config_of, digits_run, run_scalar
+from hand import FULL_COHORTS, PATTERN, as_fedavg, path, rule_of
+from helpers import close, config_of, run_scalar
 from tiny import run_tiny
 
 from contrafed.runs import checkpoint
@@ -86,10 +86,3 @@ def test_a_run_leaves_what_was_evaluated_and_scores_it_again(tmp_path):
     rows = (Path(again["folder"]) / "metrics.csv").read_text().splitlines()
     scored = [row.split(",")[1:] for row in rows if row.startswith("0,global,test,")]
     assert scored == [row.split(",")[1:] for row in metrics.decode().splitlines() if row.startswith("3,global,test,")] != []
-
-
-def test_stacked_equals_alone():
-    alone, stacked = (
-        digits_run("fedexp", 4, clients=5, schedule=COHORTS_WITH_ABSENCES, stack_size=n, local=WORK)[0] for n in (1, 3)
-    )
-    close(alone[-1], stacked[-1])

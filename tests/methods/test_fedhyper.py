@@ -1,10 +1,8 @@
 """FedHyper: rates by hand, their bounds, the golden problem, and FedAvg at a bound of 1."""
 
 import pytest
-from hand import COHORTS_WITH_ABSENCES, FULL_COHORTS, GOLDEN, PATTERN, WORK, path, rule_of
+from hand import COHORTS_WITH_ABSENCES, FULL_COHORTS, WORK, path, rule_of
 from helpers import close, digits_run, run_scalar, same
-
-from contrafed.core.errors import UserError
 
 
 def alphas(updates, **changes):
@@ -43,12 +41,6 @@ def test_at_a_bound_of_1_it_is_fedavg():
         close(a, b, 1e-12)
 
 
-@pytest.mark.parametrize("stack_size", [1, 3])
-def test_golden_values(stack_size):
-    for schedule, golden in zip((FULL_COHORTS, PATTERN), GOLDEN["fedhyper"][1:], strict=True):
-        assert run_scalar("fedhyper", schedule, stack_size=stack_size) == pytest.approx(golden, abs=1e-5)
-
-
 def by_hand(schedule, targets, rounds=5):
     """Both schedules on f_k = (w - a_k)^2 / 2 with two steps of 0.1: Delta = (1 - (1 - 0.1 alpha)^2) (a - W)."""
     w, alpha, last, found = 2.0, 1.0, None, []
@@ -76,6 +68,6 @@ def test_a_factor_of_1_changes_no_bit():
     assert all(map(same, plain, scaled))
 
 
-def test_a_rule_that_sends_no_factor_is_refused_in_one_line():
-    with pytest.raises(UserError, match=r"^strategy\.server: [^\n]*rate/factor[^\n]*FedAvgM[^\n]*$"):
+def test_a_rule_that_sends_no_factor_is_refused_in_one_line(expect_error):
+    with expect_error("strategy.server"):
         digits_run("fedhyper", 1, clients=2, server="fedavgm", scale_rate=True)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hand import as_fedavg
 from helpers import close, config_of, digits_run, same, strategy_settings, workspace_of
 
 from contrafed.training.base import Batch
@@ -75,10 +74,3 @@ def test_with_convolutions_a_stack_equals_its_clients_alone():
     local = {"epochs": 1, "batch_size": 20}
     alone, stacked = (digits_run("fedmlb", 2, clients=4, model="cnn_pmfl", stack_size=size, local=local)[0] for size in (1, 4))
     close(alone[-1], stacked[-1])
-
-
-def test_without_its_terms_it_is_fedavg():
-    fedmlb, fedavg = as_fedavg("fedmlb", hybrid_weight=0.0, distil_weight=0.0)
-    assert all(map(same, fedmlb, fedavg))
-    fedmlb, fedavg = as_fedavg("fedmlb")
-    assert not same(fedmlb[-1], fedavg[-1])

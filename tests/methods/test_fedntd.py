@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from hand import as_fedavg, class_losses
-from helpers import same
+from hand import class_losses
 
 from contrafed.core.split_model import Features
 
@@ -41,10 +40,3 @@ def test_equal_logits_and_two_classes_give_nothing():
 def test_the_sum_of_its_parts():
     found, _ = losses([5.0, 1.0, 0.0], [2.0, 0.0, 1.0], task_weight=0.7, distil_weight=0.3)
     assert found["loss"].item() == pytest.approx(0.7 * found["task"].item() + 0.3 * found["distil"].item(), rel=1e-12)
-
-
-def test_without_distillation_it_is_fedavg():
-    fedntd, fedavg = as_fedavg("fedntd", distil_weight=0.0)
-    assert all(map(same, fedntd, fedavg))
-    fedntd, fedavg = as_fedavg("fedntd")
-    assert not same(fedntd[-1], fedavg[-1])

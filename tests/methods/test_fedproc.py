@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers import close, digits_run, same
+from helpers import digits_run, same
 
 from contrafed.training.base import Batch, Client
 from contrafed.training.losses import prototype_contrast
@@ -87,12 +87,6 @@ def test_the_share_of_cross_entropy_grows_over_the_planned_rounds():
 
     digits_run("fedproc", schedule=[[0, 1], [], [1], [0]], num_rounds=4, local={"epochs": 1}, rule=Seen)
     assert shares == [1.0, 0.25, 0.5, 0.75]
-
-
-def test_stacked_equals_alone():
-    alone, _ = digits_run("fedproc", schedule=ROUNDS, num_rounds=4, local={"epochs": 1})
-    stacked, _ = digits_run("fedproc", schedule=ROUNDS, num_rounds=4, local={"epochs": 1}, stack_size=4)
-    close(alone[-1], stacked[-1])
 
 
 def test_it_remembers_nothing():

@@ -57,11 +57,8 @@ def test_holders_of_a_class_weigh_by_its_examples_in_other_methods(name):
     """FedProc's pooled mean, FedPAC's by class count: 1 and 5 of 3 and 1 examples are (3 + 5) / 4."""
     rule = rule_of(name, (4, 6), {"proto/mean": (1, 1), "proto/valid": (1,), "head/classifier.w": (1,)})
     own = {
-        "model/w": torch.zeros(1),
-        "head/classifier.w": torch.zeros(1),
-        "stat/h": torch.zeros(1, 1),
-        "stat/v": torch.ones(()),
-    }
+        "model/w": torch.zeros(1), "head/classifier.w": torch.zeros(1), "stat/h": torch.zeros(1, 1), "stat/v": torch.ones(()),
+    }  # fmt: skip
     replies = [
         Reply(k, own | {"proto/mean": torch.tensor([[mean]]), "proto/count": torch.tensor([count])}, size, {})
         for k, (mean, count, size) in enumerate([(1.0, 3.0, 4), (5.0, 1.0, 6)])

@@ -14,7 +14,6 @@ from left import (
     digits_left,
     scalar_client,
     scalar_left,
-    stacked_equals_alone,
 )
 from torch.utils._pytree import tree_map
 
@@ -98,8 +97,3 @@ def test_differences_approach_the_exact_product_and_leaving_it_out_does_not():
     errors = [float((direction("hessian_free", delta) - exact).norm()) for delta in (1e-1, 1e-2, 1e-3)]
     assert errors[0] > 50 * errors[1] > 50 * errors[2]
     assert errors[2] < 1e-5 * float((direction("first_order") - exact).norm())
-
-
-@pytest.mark.parametrize("gradient", ["first_order", "hessian_free", "exact"])
-def test_stacked_equals_alone(gradient):
-    stacked_equals_alone("perfedavg", gradient=gradient, inner_lr=0.1, local={"batch_size": 3})

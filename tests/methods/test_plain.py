@@ -3,22 +3,20 @@
 import numpy as np
 import pytest
 import torch
-from hand import EPOCH
+from hand import EPOCH, WORK, as_fedavg
 from helpers import (
     METHODS,
-    Schedule,
     close,
     config_of,
     digits_run,
     make_local_training,
     run_scalar,
-    run_strategy,
     same,
     workspace_of,
 )
+from left import stacked_equals_alone
 
 from contrafed.clients.fedavg import FedAvgClient
-from contrafed.engines.grid import LocalGrid
 from contrafed.training.base import LocalError
 from contrafed.training.batches import Batches, draw_batches
 
@@ -83,65 +81,70 @@ def test_neutral_rules_equal_fedavg(name, neutral):
     close(models[-1], reference[-1])
 
 
+@pytest.mark.parametrize(
+    ("name", "neutral"),
+    [
+        ("fedntd", {"distil_weight": 0.0}),
+        ("fedlc", {"calibration": 0.0}),
+        ("feddecorr", {"decorrelation_weight": 0.0}),
+        ("fedmlb", {"hybrid_weight": 0.0, "distil_weight": 0.0}),
+        ("fedavg_fitnet", {"hint_weight": 0.0}),
+    ],
+)
+def test_without_its_own_terms_a_loss_is_fedavgs_bit_for_bit(name, neutral):
+    assert all(map(same, *as_fedavg(name, **neutral)))
+    ours, fedavg = as_fedavg(name)
+    assert not same(ours[-1], fedavg[-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("apfl", {"local": {"momentum": 0.5, "weight_decay": 0.01}}),
+        ("ditto", {"local": {"momentum": 0.5, "clip_norm": 1.0}}),
+        ("fedawe", {"local": WORK}),
+        ("fedbabu", {"local": EPOCH | {"momentum": 0.9}}),
+        ("feddyn", {"local": EPOCH | {"lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": None}}),
+        ("fedexp", {"local": WORK}),
+        ("fednova", {"local": WORK | {"batch_size": 9, "momentum": 0.5}}),
+        ("fedproc", {"local": {"epochs": 1}}),
+        *(
+            ("perfedavg", {"gradient": gradient, "inner_lr": 0.1, "local": {"batch_size": 3}})
+            for gradient in ("first_order", "hessian_free", "exact")
+        ),
+        ("pfedme", {"outer_lr": 0.05, "local": {"clip_norm": 1.0, "lr": 0.02}}),
+        ("scaffold", {"local": {"lr": 0.02, "epoch_lr_decay": 0.5, "epochs": 2}}),
+    ],
+)
+def test_a_stack_equals_its_clients_alone_with_other_training_settings(name, changes):
+    stacked_equals_alone(name, **changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "uploads", "remembers"),
+    [
+        ("fedavg", "model", False),
+        ("fedprox", "model", False),
+        ("fedau", "model", False),
+        ("fedrcl", "model", False),
+        ("moon", "model", True),
+        ("pmfl", "delta", True),
+    ],
+)
+def test_a_method_of_whole_models_declares_them_and_whether_it_remembers(name, uploads, remembers):
+    """test_every.py compares messages and client states with what is declared."""
+    workspace = workspace_of(config_of(f"strategy={name}", "num_clients=40", "model=mlp"))
+    shapes = {n: tuple(p.shape) for n, p in workspace.initial.items()}
+    declared = [{f"{group}/{n}": shape for n, shape in shapes.items()} for group in ("model", uploads)]
+    assert list(workspace.client_class.message_spec(workspace.model, workspace.config)) == declared
+    assert workspace.client_class.has_client_state(workspace.model, workspace.config) == remembers
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_no_learning_leaves_the_model(name):
     """G3, with histories and buffers of constants."""
     models, _ = digits_run(name, 3, clients=40, schedule=[range(5)] * 3, local={"lr": 1e-300, "iterations": 5, "epochs": None})
     close(models[0], models[-1], 1e-12)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_messages_hold_what_is_declared_and_nothing_else(name):
-    seen = []
-
-    class Spy:
-        def __init__(self, grid):
-            self.grid = grid
-
-        def __getattr__(self, attribute):
-            return getattr(self.grid, attribute)
-
-        def send_and_receive(self, messages, *, timeout=None):
-            messages = list(messages)
-            replies = list(self.grid.send_and_receive(messages, timeout=timeout))
-            seen.extend(zip(messages, replies, strict=True))
-            return replies
-
-    config = config_of(f"strategy={name}", "num_clients=40", "model=mlp")
-    config["strategy"]["local"] |= {"iterations": 2, "epochs": None}
-    workspace = workspace_of(config)
-    run_strategy(workspace, config, Schedule([range(3)] * 2), 2, wrap=Spy)
-    shapes = {n: tuple(p.shape) for n, p in workspace.initial.items()}
-    group = "delta" if name == "pmfl" else "model"
-    assert len(seen) == 6
-    for message, reply in seen:
-        assert set(message.content) == {"arrays", "config"}
-        assert {n: tuple(a.shape) for n, a in message.content["arrays"].items()} == {f"model/{n}": s for n, s in shapes.items()}
-        assert set(message.content["config"]) == {"server-round", "settings", "cost"}
-        assert set(reply.content) == {"arrays", "metrics"}
-        assert {n: tuple(a.shape) for n, a in reply.content["arrays"].items()} == {f"{group}/{n}": s for n, s in shapes.items()}
-
-
-@pytest.mark.parametrize(
-    ("name", "stateless"), [("fedavg", True), ("fedprox", True), ("fedau", True), ("moon", False), ("pmfl", False)]
-)
-def test_only_declared_memory_is_kept(name, stateless):
-    config = config_of(f"strategy={name}", "num_clients=40", "model=mlp")
-    grid = LocalGrid(40, 1)
-    workspace = workspace_of(config)
-    run_strategy(workspace, config, Schedule([[0, 2], [2]]), 2, grid=grid)
-    assert set(grid.client_states) == (set() if stateless else {1000, 1002})
-    assert workspace.client_class.has_client_state(workspace.model, workspace.config) == (not stateless)
-
-
-def test_a_client_that_sat_out_has_the_memory_it_left_with():
-    config = config_of("strategy=pmfl", "num_clients=3", "model=mlp")
-    first, later = LocalGrid(3, 1), LocalGrid(3, 1)
-    run_strategy(workspace_of(config), config, Schedule([[0, 1]]), 1, grid=first)
-    run_strategy(workspace_of(config), config, Schedule([[0, 1]] + [[1, 2]] * 10), 11, grid=later)
-    left, kept = (grid.client_states.get(1000) for grid in (first, later))
-    assert set(left) == set(kept)
-    assert all(np.array_equal(left[n].numpy(), kept[n].numpy()) for n in left)
 
 
 def test_the_same_seed_is_the_same_run():

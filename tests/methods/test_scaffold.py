@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers import close
-from left import ABSENCES, FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_client, scalar_left, stacked_equals_alone
+from left import ABSENCES, FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_client, scalar_left
 
 PLAIN_VALUES = [2.190000, 2.343900, 2.468559, 2.569533, 2.651322]
 
@@ -71,7 +71,3 @@ def test_equal_clients_and_a_lone_one_train_as_without_it():
         found = scalar_left("scaffold", rounds, targets=targets, local={"lr_decay": 0.9})
         plain = scalar_left("fedavg", rounds, targets=targets, local={"lr_decay": 0.9})
         assert found.w == pytest.approx(plain.w, rel=1e-12)
-
-
-def test_stacked_equals_alone():
-    stacked_equals_alone("scaffold", local={"lr": 0.02, "epoch_lr_decay": 0.5, "epochs": 2})
