@@ -127,7 +127,7 @@ def images(path, sizes, side=8, seed=0, split=True):
     """Write an npz of noise around each class's mean, with ``sizes`` examples of each label. Every fourth is for testing."""
     rng = np.random.default_rng(seed)
     y = np.repeat(list(sizes), list(sizes.values()))
-    x = np.clip(rng.normal(40 * y[:, None, None] + 20, 8, (len(y), side, side)), 0, 255).astype(np.uint8)
+    x = np.clip(rng.normal(25 * y[:, None, None] + 20, 8, (len(y), side, side)), 0, 255).astype(np.uint8)
     np.savez(path, x=x, y=y, **({"split": np.arange(len(y)) % 4 == 3} if split else {}))
     return x, y
 

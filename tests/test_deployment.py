@@ -209,7 +209,7 @@ def test_a_killed_client_comes_back_with_its_memory_and_the_run_goes_on(tmp_path
 
     def look():
         found = federation.memory(1)
-        rounds.append(None if found is None else int(found[1]["rounds"]))
+        rounds.append(None if found is None else int(found[1]["participations"]))
         return (out / "summary.json").exists()
 
     with federation.running(f"strategy={name} {' '.join(SMALL_RUN)} output_dir={out}"):
@@ -229,7 +229,7 @@ def test_a_killed_client_comes_back_with_its_memory_and_the_run_goes_on(tmp_path
     assert away < ROUNDS - 2  # at least two rounds after its return
     # Its state is of its first round alone when it returns. Every later round adds to it.
     trained = [count for count in rounds if count is not None]
-    assert int(kept[1]["rounds"]) == 1
+    assert int(kept[1]["participations"]) == 1
     assert trained[0] == 1
     assert max(trained) == ROUNDS - away
     assert "state_lost" not in (out / "metrics.csv").read_text()

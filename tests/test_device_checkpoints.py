@@ -107,13 +107,13 @@ def test_wherever_it_stops_and_however_often(tmp_path, whole, where):
 
 def test_a_run_that_stopped_before_its_first_checkpoint_begins_anew(tmp_path, whole, capsys):
     run_until_stopped(tmp_path, "strategy=pmfl", "checkpoint_every=5", change=stop_in(3))
-    assert memory_of(tmp_path, 0)["rounds"] == 3
+    assert memory_of(tmp_path, 0)["participations"] == 3
     again = clients(tmp_path, SECOND_RUN_ID)
     found = run_devices(tmp_path / "run", again, *LONG_RUN, "checkpoint_every=5", "strategy=pmfl", "resume=latest")
     assert "beginning with round 1" in capsys.readouterr().out
     assert same(found[0], whole("pmfl")[0])
     assert found[1] == whole("pmfl")[1]
-    assert memory_of(tmp_path, 0, SECOND_RUN_ID)["rounds"] == 5
+    assert memory_of(tmp_path, 0, SECOND_RUN_ID)["participations"] == 5
 
 
 def remove_state(state):
@@ -156,7 +156,7 @@ def test_a_client_that_cannot_go_back_says_so_and_begins_anew(tmp_path, capsys, 
     )
     assert rows_of(metrics, "state_lost") == {3: 1}
     assert "round 3: client 1 begins with an empty client state: " in capsys.readouterr().out
-    assert [int(memory_of(tmp_path, k)["rounds"]) for k in range(3)] == [5, 3, 5]
+    assert [int(memory_of(tmp_path, k)["participations"]) for k in range(3)] == [5, 3, 5]
     assert summary["failures"] == 0
 
 
@@ -207,7 +207,7 @@ def test_a_client_that_left_for_good_does_not_hold_up_a_resumed_run(tmp_path, ca
     assert "client of partition 1 is back" in said
     assert {n: c for n, c in rows_of(metrics, "failures").items() if n > 2} == {3: 2, 4: 1, 5: 1}
     assert not any(rows_of(metrics, "state_lost").values())
-    assert [int(memory_of(tmp_path, k)["rounds"]) for k in range(2)] == [5, 4]
+    assert [int(memory_of(tmp_path, k)["participations"]) for k in range(2)] == [5, 4]
     assert (summary["status"], summary["rounds"]) == ("finished", 5)
     # Nor does it wait for ever if no client is available.
     with pytest.raises(UserError, match=r"after 0.2 s 0 of 3 clients are here; missing: partition 0, 1, 2. Start them, or"):

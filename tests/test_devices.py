@@ -55,12 +55,12 @@ def test_memory_ends_with_the_run_and_another_runs_is_never_used(tmp_path):
     assert list(state.iterdir()) == []  # the last evaluation said that it is the last
     run_devices(tmp_path / "b", Wire(*plain(**{"state-dir": f"{tmp_path}/state{{k}}"})), "strategy=pmfl")
     assert [p.name for p in state.iterdir()] == [f"{RUN}-0.safetensors"]  # PMFL's clients are not asked to evaluate
-    rounds = load_file(state / f"{RUN}-0.safetensors")["rounds"]
+    rounds = load_file(state / f"{RUN}-0.safetensors")["participations"]
     assert rounds == 3
     (state / f"{RUN}-0.safetensors").rename(state / "77-0.safetensors")
     run_devices(tmp_path / "c", Wire(*plain(**{"state-dir": f"{tmp_path}/state{{k}}"})), "strategy=pmfl")
     assert sorted(p.name for p in state.iterdir()) == [f"{RUN}-0.safetensors", "77-0.safetensors"]
-    assert load_file(state / f"{RUN}-0.safetensors")["rounds"] == rounds
+    assert load_file(state / f"{RUN}-0.safetensors")["participations"] == rounds
 
 
 def truncate_file(path):
@@ -86,7 +86,9 @@ def other_shape(path):
 
 def less(path):
     tensors = load_file(path)
-    StateDir(path.parent.parent, str(RUN), 1, "pmfl").write({n: t for n, t in tensors.items() if n != "pushed"}, CURRENT_MOMENT)
+    StateDir(path.parent.parent, str(RUN), 1, "pmfl").write(
+        {n: t for n, t in tensors.items() if n != "num_pushed"}, CURRENT_MOMENT
+    )
 
 
 def foreign(path):
@@ -97,7 +99,7 @@ def foreign(path):
     ("damage", "says"),
     [
         (truncate_file, "is damaged"), (one_bit, "checksum"), (other_run, "of another run"), (other_shape, "has shape (3, 3)"),
-        (less, "pushed is missing"), (foreign, "of another run: None"),
+        (less, "num_pushed is missing"), (foreign, "of another run: None"),
     ],
 )  # fmt: skip
 def test_a_memory_that_is_not_whole_is_reported_and_begins_anew(tmp_path, capsys, damage, says):
@@ -113,8 +115,8 @@ def test_a_memory_that_is_not_whole_is_reported_and_begins_anew(tmp_path, capsys
     assert rows_of(metrics, "state_lost") == {3: 1}
     assert "round 3: client 1 begins with an empty client state" in (said := capsys.readouterr().out)
     assert says in said
-    assert load_file(path)["rounds"] == 1
-    assert load_file(tmp_path / "state0" / "client_state" / f"{RUN}-0.safetensors")["rounds"] == 3
+    assert load_file(path)["participations"] == 1
+    assert load_file(tmp_path / "state0" / "client_state" / f"{RUN}-0.safetensors")["participations"] == 3
     assert summary["failures"] == summary["replies_rejected"] == 0
 
 
