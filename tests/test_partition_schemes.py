@@ -153,9 +153,23 @@ def test_natural_clients_are_whole_owners(expect_error):
         make("natural")
 
 
-def test_per_class_with_classes_that_have_no_example():
-    part = make("dirichlet", clients=5, data=data_with_a_gap(), scheme="per_class")
+@pytest.mark.parametrize("scheme", ["per_class", "per_client"])
+def test_dirichlet_with_classes_that_have_no_example(scheme):
+    part = make("dirichlet", clients=5, data=data_with_a_gap(), scheme=scheme)
     assert part.sizes.sum() == 2000
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("pathological", {}),
+        ("pathological", {"scheme": "shards", "distinct": True}),
+        ("lognormal", {"mean_size": 100, "sigma": 0.5}),
+    ],
+)
+def test_only_classes_that_have_examples_are_dealt(name, changes):
+    part = make(name, clients=10, data=data_with_a_gap(), classes_per_client=2, **changes)
+    assert ((part.class_counts() > 0).sum(1) == 2).all()
 
 
 def test_the_practical_partition_is_the_dirichlet_ones_scheme_by_class():

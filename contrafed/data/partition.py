@@ -112,9 +112,14 @@ class Draw:
     rng: np.random.Generator
     owner: np.ndarray | None  # (n,) the client that each comes from
 
+    @property
+    def num_present(self) -> int:
+        """The number of classes that have examples."""
+        return len(np.unique(self.y))
+
     def by_class(self) -> list[np.ndarray]:
-        """Return the examples of each class, as positions in ``y`` in shuffled order."""
-        return [self.rng.permutation(np.flatnonzero(self.y == c)) for c in range(self.num_classes)]
+        """Return the examples of each class that has any, as positions in ``y`` in shuffled order."""
+        return [self.rng.permutation(np.flatnonzero(self.y == c)) for c in np.unique(self.y)]
 
 
 def make_partition(choice: Choice, data: ImageData, num_clients: int, seed: int, merged: bool = False) -> Partition:

@@ -21,7 +21,7 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
     """Return K parts of unequal size (PMFL, and FedCRL's practical setting)."""
     members = draw.by_class()
     if config.scheme == "per_client":
-        shares = draw.rng.dirichlet(np.full(draw.num_classes, config.alpha), draw.num_clients)  # (K, C), D_k
+        shares = draw.rng.dirichlet(np.full(len(members), config.alpha), draw.num_clients)  # (K, C), D_k
         # A tiny alpha can underflow to a column of zeros. Deal that class evenly.
         totals = shares.sum(0)
         shares = np.where(totals > 0, shares / np.where(totals > 0, totals, 1), 1 / draw.num_clients)
@@ -47,7 +47,7 @@ def _cuts(share: np.ndarray, count: int) -> np.ndarray:
 
 
 def _deal(members: list[np.ndarray], shares: np.ndarray, num_clients: int) -> list[np.ndarray]:
-    """Deal each class's examples by its row of ``sample_weights`` (C, K)."""
+    """Deal each class's examples by its row of ``shares`` (C, K)."""
     pieces: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
     for examples, share in zip(members, shares, strict=True):
         cuts = _cuts(share, len(examples))

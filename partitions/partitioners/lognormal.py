@@ -30,7 +30,7 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
 
     Source: MpFedcon, FEMNIST.
     """
-    classes, each = draw.num_classes, config.classes_per_client
+    classes, each = draw.num_present, config.classes_per_client
     if each > classes:
         raise UserError(f"partition.classes_per_client={each} is more than the {classes} classes of the data set")
     mu = np.log(config.mean_size) - config.sigma**2 / 2  # then the mean, not the median, is mean_size

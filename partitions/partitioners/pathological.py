@@ -30,7 +30,7 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
     Raises:
         UserError: If no such partition exists.
     """
-    wanted, classes, clients = config.classes_per_client, draw.num_classes, draw.num_clients
+    wanted, classes, clients = config.classes_per_client, draw.num_present, draw.num_clients
     if wanted > classes:
         raise UserError(f"partition.classes_per_client={wanted} is more than the {classes} classes of the data set")
     if wanted * clients < classes:
@@ -43,7 +43,7 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
 
 def _classes(config: Config, draw: Draw) -> list[np.ndarray]:
     """Deal class by class to the first ceil(K S / C) clients with room, in equal or random pieces."""
-    clients, classes = draw.num_clients, draw.num_classes
+    clients, classes = draw.num_clients, draw.num_present
     room = np.full(clients, config.classes_per_client)
     pieces: list[list[np.ndarray]] = [[] for _ in range(clients)]
     for label, examples in enumerate(draw.by_class()):
@@ -67,7 +67,7 @@ def _shards(config: Config, draw: Draw) -> list[np.ndarray]:
 
     Unless ``distinct``, a client may draw a class twice.
     """
-    clients, classes, each = draw.num_clients, draw.num_classes, config.classes_per_client
+    clients, classes, each = draw.num_clients, draw.num_present, config.classes_per_client
     # If K S / C is not whole, the first classes in a random order have one shard more.
     shards = np.full(classes, clients * each // classes)
     shards[draw.rng.permutation(classes)[: clients * each % classes]] += 1
