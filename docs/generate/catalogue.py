@@ -169,44 +169,22 @@ def sections() -> list[tuple[str, str]]:
     return list(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def readings(title: str) -> list[str]:
-    """Return the text of docs/METHODS.md on a method: its section, or its part of a shared section."""
-    found = []
-    word = re.compile(rf"(?<![\w+-]){re.escape(title)}(?![\w+-])")
+def parts_of(title: str) -> dict[str, str]:
+    """Return the parts of a method's section of docs/METHODS.md as {label: Markdown}."""
     for heading, text in sections():
-        named = [part.strip().removesuffix("'s") for part in re.split(r"[,:]| and ", heading)]
-        named = [part.removeprefix("and ").removesuffix("'s") for part in named]
-        if title not in named:
-            continue
-        if len(named) <= 3:
-            found.append(text.strip())
-            continue
-        for paragraph in re.split(r"\n\n+", text.strip()):
-            lines = paragraph.splitlines()
-            if lines[0].startswith("|"):
-                rows = [row for row in lines[2:] if word.search(row.split("|")[1])]
-                found += ["\n".join([*lines[:2], *rows])] if rows else []
-            elif word.search(paragraph):
-                found.append(paragraph if len(others_in(paragraph)) < 4 else sentences(paragraph, word))
-    # The pages are one folder below docs/METHODS.md.
-    return [re.sub(r"\]\((?=\w+\.md)", "](../", text) for text in found]
+        if title in re.split(r", | and ", heading):
+            # The pages are one folder below docs/METHODS.md.
+            moved = re.sub(r"\]\((?=\w+\.md)", "](../", re.sub(r"\]\((?=#)", "](../METHODS.md", text))
+            pieces = re.split(r"^\*\*(Algorithm|Keys|Interpretation|Results)\.\*\* *", moved, flags=re.MULTILINE)
+            return {label: part.strip() for label, part in zip(pieces[1::2], pieces[2::2], strict=True)}
+    return {}
 
 
-def others_in(paragraph: str) -> list[str]:
-    """Return the methods that a paragraph names."""
-    return [name for name in names() if re.search(rf"(?<![\w+-]){re.escape(method(name).title)}(?![\w+-])", paragraph)]
-
-
-def sentences(paragraph: str, word: re.Pattern[str]) -> str:
-    """Return the sentences of a paragraph that contain a word."""
-    return " ".join(one for one in re.split(r"(?<=\.)\s+(?=[A-Z])", paragraph) if word.search(one))
-
-
-def errata(title: str) -> list[str]:
-    """Return the table of a paper's errata in docs/METHODS.md."""
-    text = dict(sections())["Errata of the papers"]
-    tables = [part for part in re.split(r"\n\n+", text) if part.startswith("|")]
-    return [part for part in tables if title in re.split(r", ", part.split("|")[1].strip())]
+def errata(title: str) -> str:
+    """Return the errata of a method's paper in docs/METHODS.md, or nothing."""
+    pieces = re.split(r"^### (.+)$", dict(sections())["Errata of the papers"], flags=re.MULTILINE)
+    found = [part for names, part in zip(pieces[1::2], pieces[2::2], strict=True) if title in names.split(" and ")]
+    return "".join(found).strip()
 
 
 def page(name: str) -> str:
@@ -218,43 +196,51 @@ def page(name: str) -> str:
     lines = [f"# {m.title}", "", f"{m.line[:1].upper()}{m.line[1:]}.", "", f"**Paper.** {cite(m.paper)}", ""]
     lines += [f"**Evaluated by** {evaluated_by(m.client, m.rule, m.values)}.", ""]
     lines += ["```bash", f"python main.py strategy={name} participation=markovian", "```", ""]
-    lines += results.section(name)
+    parts = parts_of(m.title)
+    lines += ["## Loss and algorithm", "", parts["Algorithm"], ""] if "Algorithm" in parts else []
     client, rule = m.client.__module__.replace(".", "/"), m.rule.__module__.replace(".", "/")
-    lines += ["## What a client minimises", "", prose(m.client.__doc__), "", f"`{m.client.__name__}` in `{client}.py`.", ""]
+    lines += ["## Client", "", prose(m.client.__doc__), "", f"`{m.client.__name__}` in `{client}.py`.", ""]
     lines += table(name, m.client_fields) if m.client_fields else ["It has no keys of its own."]
-    lines += ["", "## What the server does", "", prose(m.rule.__doc__), "", f"`{m.rule.__name__}` in `{rule}.py`."]
+    lines += ["", "## Server", "", prose(m.rule.__doc__), "", f"`{m.rule.__name__}` in `{rule}.py`."]
     if m.free:
-        lines[-1] += f" This is `strategy.server={m.rule_name}`; any other rule over plain models can take its place."
+        lines[-1] += f" This is `strategy.server={m.rule_name}`. Any other strategy for plain models can replace it."
     lines += ["", *table(name, m.rule_fields)] if m.rule_fields else []
-    lines += ["", "## Local training", "", "What its YAML sets; an experiment's training settings take the place of it.", ""]
+    lines += ["", "## Local training", "", "Defaults of the method. An experiment has its own training settings instead.", ""]
     lines += table(name, local)
-    if read := readings(m.title):
-        lines += ["", "## How the paper is read", "", "\n\n".join(read)]
+    if "Interpretation" in parts:
+        lines += ["", "## Interpretation", "", parts["Interpretation"]]
     if wrong := errata(m.title):
-        lines += ["", "## Errata of the paper", "", "\n\n".join(wrong)]
-    lines += ["", "All methods' readings side by side: [Methods](../METHODS.md).", ""]
+        lines += ["", "## Errata of the paper", "", wrong]
+    lines += ["", *results.section(name)]
+    if "Results" in parts:
+        lines += ["## Remarks on results", "", parts["Results"], ""]
+    lines += ["The sections of all methods on one page: [Methods in detail](../METHODS.md).", ""]
     return "\n".join(lines)
 
 
 def index() -> str:
-    """Return the catalogue: every method with its paper and the models by which it is evaluated."""
-    lines = [
-        "# Methods",
-        "",
-        f"{len(names())} methods, each a choice of `strategy=`. Where the last column says so, any server",
-    ]
-    lines += ["rule over plain models goes beside it as `strategy.server=`.", ""]
-    lines += ["| method | what it does | evaluated by | paper | other rules |", "| --- | --- | --- | --- | --- |"]
-    for name in sorted(names(), key=lambda name: method(name).title.lower()):
-        m = method(name)
-        where = "" if m.paper is None else m.paper.where.split(", as ")[0]
-        where = f"[{where}]({m.paper.url})" if m.paper is not None and m.paper.url else where
-        line = re.sub(r" \([A-Z][^()]* \d{4}\)$", "", m.line)
-        evaluated, free = evaluated_by(m.client, m.rule, m.values), "yes" if m.free else ""
-        lines.append(f"| [{m.title}]({name}.md) `{name}` | {line} | {evaluated} | {where} | {free} |")
-    lines += ["", "Server rules by themselves, as `strategy.server=`:", "", "| rule | what it does |", "| --- | --- |"]
+    """Return the catalogue: every method by family, with its paper and the models by which it is evaluated."""
+    lines = ["# Methods", "", f"There are {len(names())} methods. Each is a choice of `strategy=`. The last column marks"]
+    lines += ["methods for plain models. These also work with any strategy of the last table, as `strategy.server=`.", ""]
+    families: dict[str, list[Method]] = {}
+    for m in sorted(map(method, names()), key=lambda m: m.title.lower()):
+        families.setdefault(m.family or "others", []).append(m)
+    for family in sorted(families):
+        lines += [f"## {family[:1].upper()}{family[1:]}", ""]
+        lines += ["| method | what it does | evaluated by | paper | other strategies |", "| --- | --- | --- | --- | --- |"]
+        lines += [*map(index_row, families[family]), ""]
+    lines += ["## Strategies", "", "Choices of `strategy.server=`:", "", "| strategy | what it does |", "| --- | --- |"]
     lines += [f"| `{name}` | {text} |" for name, text in registry.choices("strategy/server").items()]
     return "\n".join([*lines, ""])
+
+
+def index_row(m: Method) -> str:
+    """Return a method's row of the catalogue."""
+    where = "" if m.paper is None else m.paper.where.split(", as ")[0]
+    where = f"[{where}]({m.paper.url})" if m.paper is not None and m.paper.url else where
+    line = re.sub(r" \([A-Z][^()]* \d{4}\)$", "", m.line)
+    evaluated, free = evaluated_by(m.client, m.rule, m.values), "yes" if m.free else ""
+    return f"| [{m.title}]({m.name}.md) `{m.name}` | {line} | {evaluated} | {where} | {free} |"
 
 
 def not_run() -> str:

@@ -69,7 +69,7 @@ def section(name: str, home: Path = ROOT) -> list[str]:
     if not lines:
         return []
     where = "[Results](../RESULTS.md) has the settings, seeds and machines." if (home / "docs" / "RESULTS.md").exists() else ""
-    return ["## What came of it", "", where, "", *lines]
+    return ["## Results", "", where, "", *lines]
 
 
 def beside_the_papers(name: str, runs: list[FinishedRun]) -> list[str]:
@@ -81,7 +81,9 @@ def beside_the_papers(name: str, runs: list[FinishedRun]) -> list[str]:
                 where = " ".join(filter(None, (cell["dataset"], cell["setting"], cell["method"], cell["metric"])))
                 ours, theirs = tables.ours_of(cell), tables.figure_of(cell["paper"], cell["paper_std"])
                 rows.append(f"| {comparison.title} | {where} | {ours} | {theirs} |")
-    return ["| table | cell | ours | the paper's |", "| --- | --- | ---: | ---: |", *rows, ""] if rows else []
+    head = ["In the next table a run has the paper's measure, not its last accuracy. PMFL's tables have the mean of the five"]
+    head += ["best evaluations.", "", "| table | cell | our value | published value |", "| --- | --- | ---: | ---: |"]
+    return [*head, *rows, ""] if rows else []
 
 
 def pictures(name: str, home: Path = ROOT) -> Iterator[tuple[str, bytes]]:
