@@ -55,10 +55,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
-    """Escape inner products, which HTML would misread, and insert the content that a page requests by keyword."""
+    """Escape inner products, which HTML would misread, and insert the content that a page requests by a comment."""
     for word, made in (("BLOCKS", catalogue.not_run), ("CHOICES", catalogue.choices)):
-        if f"\n{word}\n" in markdown:
-            markdown = markdown.replace(f"\n{word}\n", f"\n{made()}\n")
+        if (mark := f"<!-- {word} -->\n") in markdown:
+            markdown = markdown.replace(mark, f"{made()}\n")
     markdown = ROW.sub(lambda row: CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0]), markdown)
     return PRODUCT.sub("&lt;", markdown)
 
