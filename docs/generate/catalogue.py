@@ -174,7 +174,7 @@ def parts_of(title: str) -> dict[str, str]:
     for heading, text in sections():
         if title in re.split(r", | and ", heading):
             # The pages are one folder below docs/METHODS.md.
-            moved = re.sub(r"\]\((?=\w+\.md)", "](../", re.sub(r"\]\((?=#)", "](../METHODS.md", text))
+            moved = re.sub(r"\]\((?=[\w/-]+\.md)", "](../", re.sub(r"\]\((?=#)", "](../METHODS.md", text))
             pieces = re.split(r"^\*\*(Algorithm|Keys|Interpretation|Results)\.\*\* *", moved, flags=re.MULTILINE)
             return {label: part.strip() for label, part in zip(pieces[1::2], pieces[2::2], strict=True)}
     return {}
