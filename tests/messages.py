@@ -30,7 +30,7 @@ def write_messages(messages):
 
 def normalise(text, folder):
     """Replace what differs between machines and days: folders, lines of code, and lists of choices that grow."""
-    for path, name in ((folder, "TMP"), (ROOT, "ROOT")):
+    for path, name in ((folder, "TMP"), (ROOT, "ROOT"), (Path.home(), "HOME")):
         text = text.replace(str(path), name)
     text = re.sub(r"/\S*/pytest-\d+/[\w-]+", "TMP", text)
     text = re.sub(FOREIGN, r"\1...", text)
