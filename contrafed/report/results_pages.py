@@ -134,7 +134,7 @@ def _compare_with_papers(runs: Sequence[FinishedRun]) -> Iterator[str]:
         elif len(ours):  # a whole table for one method without ranks would hide its values
             alone.append((comparison, ours))
     if alone:
-        yield "## Single cells\n"
+        yield "## Single methods\n"
         yield build_cell_table(alone).markdown
 
 
@@ -158,11 +158,11 @@ def name_column(dataset: str, setting: str, metric: str) -> str:
 
 
 def build_column_table(cells: pd.DataFrame, title: str) -> Table:
-    """Return one column of a paper's table with a row per method and one number in a cell."""
+    """Return one column of a paper's table: a row for each method with a run, one number in a cell."""
     rows, spread = [], cells["ours_client_std"].notna().any()
     for cell in cells.to_dict("records"):
         ours = tables.ours_of(cell)
-        if not ours and math.isnan(cell["paper"]):
+        if not ours:  # no run: the text below the tables counts these cells
             continue
         stds = (figure_of(cell["ours_client_std"]), figure_of(cell["paper_std"])) if spread else ()
         ranks = ("" if math.isnan(cell[rank]) else f"{cell[rank]:g}" for rank in RANKS)
@@ -173,7 +173,7 @@ def build_column_table(cells: pd.DataFrame, title: str) -> Table:
 
 
 def build_cell_table(found: Sequence[tuple[Comparison, pd.DataFrame]]) -> Table:
-    """Return a row for each cell of comparisons that have one method: its settings, our value and the published one."""
+    """Return a row for each cell of comparisons that have one method: its settings, our value and the published value."""
     rows = [
         (
             comparison.name, ", ".join(comparison.changed), name_column(cell["dataset"], cell["setting"], cell["metric"]),
@@ -182,13 +182,15 @@ def build_cell_table(found: Sequence[tuple[Comparison, pd.DataFrame]]) -> Table:
         for comparison, cells in found for cell in cells.to_dict("records")
     ]  # fmt: skip
     heads = ("table", "changed settings", "column", "method", "our value", "published value", "difference")
-    return Table("Single cells", heads, tuple(rows), pd.DataFrame(rows, columns=list(heads)))
+    return Table("Single methods", heads, tuple(rows), pd.DataFrame(rows, columns=list(heads)))
 
 
 def build_correlation_table(comparison: Comparison) -> Table:
     """Return Spearman's correlation with the paper: over all accuracies, and within each column or other ranking."""
     every = [("all accuracies", *comparison.correlation())]
-    every += [(" ".join(filter(None, key)).replace("_", " "), *found) for key, *found in comparison.correlations()]
+    for key, rho, cells in comparison.correlations():
+        if cells > 1:
+            every.append((" ".join(filter(None, key)).replace("_", " "), rho, cells))
     rows = [(name, "" if math.isnan(rho) else f"{rho:.2f}", str(cells)) for name, rho, cells in every]
     heads = ("cells", "correlation", "number of cells")
     return Table("Spearman's correlation", heads, tuple(rows), pd.DataFrame(rows, columns=list(heads)))
