@@ -89,7 +89,7 @@ def format_mixes(runs: Sequence[FinishedRun]) -> str:
 
 
 def format_differences(runs: Sequence[FinishedRun], title: str) -> str:
-    """Return the differences to FedAvg as a section; empty where no method has two seeds in common with it."""
+    """Return the differences to FedAvg as a section. It is empty if no method has two seeds in common with it."""
     scores = significance.collect_scores(runs)
     table = None if scores is None else significance.build_differences(scores, title)
     if table is None or table.numbers["n"].max() < 2:

@@ -125,7 +125,7 @@ def drop_columns(table: Table, heads: Sequence[str]) -> Table:
 
 
 def _compare_with_papers(runs: Sequence[FinishedRun]) -> Iterator[str]:
-    """Yield sections of the papers' tables with our values; cells of lone methods share one table."""
+    """Yield sections of the papers' tables with our values. Cells of single methods share one table."""
     alone = []
     for comparison in published.compare(runs):
         ours = comparison.cells.dropna(subset=["ours"])
