@@ -95,7 +95,8 @@ def _build_page(path: Path, stored: Sequence[FinishedRun], drawn: Path) -> tuple
         parts.append(f"![{title}: {stem.replace('_', ' ')}](../figures/{png.name})\n")
     every = drop_columns(tables.runs_table(runs, title), HIDDEN_COLUMNS)
     guide = "The columns are explained in [How to read the tables](../RESULTS.md#how-to-read-the-tables).\n"
-    parts += [remarks, "## All runs\n", every.markdown, guide, format_mixes(runs).lstrip(), format_differences(runs, title).lstrip()]
+    parts += [remarks, "## All runs\n", every.markdown, guide]
+    parts += [format_mixes(runs).lstrip(), format_differences(runs, title).lstrip()]
     if aside:
         parts.append("Left out:\n\n" + "".join(f"* {line}\n" for line in aside))
     return title, "\n".join(part for part in parts if part), pictures
