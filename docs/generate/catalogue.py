@@ -189,7 +189,7 @@ def readings(title: str) -> list[str]:
             elif word.search(paragraph):
                 found.append(paragraph if len(others_in(paragraph)) < 4 else sentences(paragraph, word))
     # The pages are one folder below docs/METHODS.md.
-    return [re.sub(r"\]\((?=\w+\.md)", "](../", text) for text in found]
+    return [re.sub(r"\]\((?=[\w/-]+\.md)", "](../", text) for text in found]
 
 
 def others_in(paragraph: str) -> list[str]:
