@@ -5,7 +5,7 @@
     python report.py --baseline moon DIR...  differences to this method instead of FedAvg
     python report.py --list DIR...           a line on each run
     python report.py --compare A B           two runs: what their configurations differ in, their numbers side by side
-    python report.py --results [DIR...]      keep folders' runs in results/, and write docs/RESULTS.md from all of it
+    python report.py --results [DIR...]      keep folders' runs in results/, and write docs/RESULTS.md and docs/results/
 
 Exit status: 0, or 2 for a mistake in the command line, reported in one line.
 """
@@ -32,7 +32,7 @@ def parser() -> Parser:
     kind.add_argument("--list", action="store_true", help="a line on each run")
     kind.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="two runs side by side")
     kind.add_argument(
-        "--results", action="store_true", help="keep runs in results/, and write docs/RESULTS.md and docs/figures"
+        "--results", action="store_true", help="keep runs in results/, and write docs/RESULTS.md, docs/results and docs/figures"
     )
     out.add_argument("--out", type=Path, metavar="FOLDER", help="where to write instead of DIR/report")
     out.add_argument("--name", help="with --results: what results/ calls the runs; by default the folder's name")
@@ -113,7 +113,7 @@ def _refuse_unused(asked: argparse.Namespace) -> None:
 
 
 def _results(asked: argparse.Namespace) -> None:
-    from contrafed.report import pages, results
+    from contrafed.report import pages, results, results_pages
 
     if asked.name and len(asked.folders) != 1:
         raise UserError("--name goes with one folder")
@@ -121,8 +121,9 @@ def _results(asked: argparse.Namespace) -> None:
         runs = _usable([folder], asked)
         kept = results.keep(runs, Path("results"), asked.name or pages.name_of(folder))
         print(f"wrote {format_count(len(runs), 'run')} of {folder} to {kept}")
-    files = pages.results_page(Path())
-    print(f"wrote {files[0]} and {len(files) - 1} figures")
+    files = results_pages.write_results_pages(Path())
+    written = sum(path.suffix == ".md" for path in files)
+    print(f"wrote {files[0]}, {format_count(written - 1, 'page')} and {len(files) - written} figures")
 
 
 def _left_out(lines: list[str]) -> None:

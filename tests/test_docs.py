@@ -131,7 +131,8 @@ def compose_command(command):
     if "hydra/sweeper=optuna" in asked.overrides:  # which draws the values: its own settings are composed
         check_arguments(asked)
         return
-    every, seen = [job.overrides for job in expand_jobs(asked.overrides)] if asked.multirun else [asked.overrides], set()
+    overrides = [override for override in asked.overrides if not override.startswith("dataset.path=")]  # files of the reader
+    every, seen = [job.overrides for job in expand_jobs(overrides)] if asked.multirun else [overrides], set()
     for job in every if len(every) <= 20 else (every[0], every[-1]):  # other tests cover a paper's whole grid
         if seen.issuperset(job):  # every value of a sweep once, not every combination
             continue

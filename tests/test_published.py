@@ -5,7 +5,7 @@ import math
 import pytest
 from reported import method, write_run
 
-from contrafed.report import pages, published, results, tables
+from contrafed.report import published, results, results_pages, tables
 from contrafed.report.runs import find
 
 CELLS = [
@@ -223,7 +223,7 @@ def test_where_columns_have_one_method_settings_are_ranked(tmp_path, monkeypatch
     assert comparison.correlations() == [(("SVHN", "test_accuracy", "pmfl"), pytest.approx(0.5), 3)]
     assert "* SVHN test_accuracy pmfl: 0.50 (3 cells)" in tables.comparison_text(comparison)
     # Nor is what is ranked one line of a page, as one method is that is ranked among nothing.
-    monkeypatch.setattr(pages.plots, "save", lambda figure, stem: [stem.with_suffix(".png"), stem.with_suffix(".pdf")])
+    monkeypatch.setattr(results_pages.plots, "save", lambda figure, stem: [stem.with_suffix(".png"), stem.with_suffix(".pdf")])
     results.keep(find([tmp_path]), tmp_path / "results", "tried")
-    pages.results_page(tmp_path)
-    assert "* SVHN test_accuracy pmfl: 0.50 (3 cells)" in (tmp_path / "docs" / "RESULTS.md").read_text()
+    results_pages.write_results_pages(tmp_path)
+    assert "| SVHN test accuracy pmfl | 0.50 | 3 |" in (tmp_path / "docs" / "results" / "tried.md").read_text()

@@ -13,7 +13,7 @@ from matplotlib import image
 from reported import method, write_run
 
 from contrafed import report_command
-from contrafed.report import figures, pages, results, tables
+from contrafed.report import figures, pages, results, results_pages, tables
 from contrafed.report.groups import find_varied_keys, group_runs, usable
 from contrafed.report.pages import leave
 from contrafed.report.runs import find, read
@@ -266,7 +266,7 @@ def test_results_alone_give_the_same_tables(sweep, monkeypatch, capsys):
 
 def test_results_are_added_to(sweep, monkeypatch, capsys):
     monkeypatch.chdir(sweep.parent)
-    monkeypatch.setattr(pages.plots, "save", lambda figure, stem: [stem.with_suffix(".png"), stem.with_suffix(".pdf")])
+    monkeypatch.setattr(results_pages.plots, "save", lambda figure, stem: [stem.with_suffix(".png"), stem.with_suffix(".pdf")])
     answer(capsys, "--results", "sweep")
     write_run(Path("more/moon-full-2"), (0.1, 0.5, 0.7), **method("moon", seed=2))
     status, _, _ = answer(capsys, "--results", "more", "--name", "sweep")
@@ -274,32 +274,17 @@ def test_results_are_added_to(sweep, monkeypatch, capsys):
     names = [run.name for run in results.load(Path("results/sweep.csv"))]
     assert len(names) == 7
     assert "moon-full-2" in names
-    Path("results/sweep.md").write_text("# What moon does\n\nIt wins.\n")
+    Path("results/sweep.md").write_text("# What moon does\n\nSix rounds.\n\n## Remarks\n\nIt wins.\n")
     Path("results/README.md").write_text("# Results\n\nOne disk failed.\n")
     Path("results/alone.md").write_text("# Words alone\n\nNo run.\n")
     answer(capsys, "--results")
-    page = Path("docs/RESULTS.md").read_text()
-    assert page.startswith(pages.HEAD + "\nOne disk failed.\n\n## What moon does\n")
-    assert page.endswith("\n## Words alone\n\nNo run.\n")
-    assert "## What moon does\n\nIt wins.\n\n7 runs; seed 0, 1, 2; device cpu; torch 2.6." in page
-    assert "![What moon does: accuracy](figures/sweep-accuracy.png)" in page
-
-
-def test_a_paper_s_table_with_one_method_of_ours_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pages.plots, "save", lambda figure, stem: [stem.with_suffix(".png"), stem.with_suffix(".pdf")])
-    cells = [{"setting": "bernoulli", "metric": f"{part}_accuracy", "value": "accuracy_final"} for part in ("test", "train")]
-    for name, lr, count in (("pmfl", [], 1), ("fedau", [], 1), ("mifa", ["server_lr=2"], 1), ("fedvarp", ["server_lr=3"], 2)):
-        published = {"paper": "pmfl", "table": "I", "dataset": "SVHN", "method": name, "cells": cells[:count]}
-        write_run(tmp_path / "runs" / name, **method(name, published=published, changed=lr))
-    results.keep(find([tmp_path / "runs"]), tmp_path / "results", "tried")
-    results.keep([read(write_run(tmp_path / "own", (0.1, 0.5)), "own")], tmp_path / "results", "own")
-    pages.results_page(tmp_path)
-    page = Path("docs/RESULTS.md").read_text()
-    heads = [line for line in page.splitlines() if line.startswith("##")]
-    assert heads == ["## tried", "### PMFL, Table I", "### All runs", "## own", "### All runs"]
-    said = "mifa: 70.00 (", "fedvarp: SVHN bernoulli train_accuracy 70.00 (", "), SVHN bernoulli test_accuracy 70.00 ("
-    assert [page.count(words) for words in said] == [1, 1, 1]
+    index, page = Path("docs/RESULTS.md").read_text(), Path("docs/results/sweep.md").read_text()
+    assert index.startswith(results_pages.HEAD + "\nOne disk failed.\n\n## Pages\n")
+    assert "| [What moon does](results/sweep.md) | 7 |\n| [Words alone](results/alone.md) | |\n" in index
+    assert Path("docs/results/alone.md").read_text() == "# Words alone\n\nNo run.\n"
+    assert page.startswith("# What moon does\n\nSix rounds.\n\n7 runs, seed 0, 1, 2.")
+    assert "![What moon does: accuracy](../figures/sweep-accuracy.png)\n\n## Remarks\n\nIt wins.\n" in page
+    assert " seconds |" not in page
 
 
 def test_long_curves_are_thinned_and_reach_a_target_in_the_same_round(tmp_path, monkeypatch):

@@ -1,26 +1,14 @@
-"""Write reports: a folder of tables and figures, the table and figure of a sweep, and ``docs/RESULTS.md``."""
+"""Write reports: a folder of tables and figures, and the table and figure of a sweep."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from contrafed.core.errors import UserError
-from contrafed.report import figures, plots, published, results, significance, tables
+from contrafed.report import figures, plots, published, significance, tables
 from contrafed.report.groups import describe_mixes, group_runs, usable
 from contrafed.report.rank_diagram import draw_rank_diagram
 from contrafed.report.runs import FinishedRun, accuracy_of, find
 from contrafed.report.tables import Table
-from contrafed.runs.output.console import format_count
-
-HEAD = """# Results
-
-Made by `python report.py --results` from `results/` alone. `results/NAME.csv` has one row per run: configuration, seed,
-versions, commit, hardware and seconds; `results/NAME.md` is the text at the head of a section, or a section by itself.
-Accuracies are percentages, mean ± sample standard deviation over seeds; deviations over clients are called so. In a paper's
-table ours stands first, the paper's in brackets; ranks count only cells that both have. "FedAvg's last" is FedAvg's accuracy
-after its last round in the row's own setting; rounds and MiB to it are those of the first evaluation that reaches it, over
-the seeds that do (how many, where not all do; "-" where none does).
-"""
 
 
 def write(
@@ -42,7 +30,7 @@ def write(
     found: dict[str, tuple[Table, str, str]] = {}
     title = tables.format_title(runs, title)
     every = tables.runs_table(runs, title, target)
-    found["runs"] = (every, every.markdown + tables.READ + _mixes(runs), every.latex)
+    found["runs"] = (every, every.markdown + tables.READ + format_mixes(runs), every.latex)
     for comparison in published.compare(runs):
         text, latex = tables.comparison_text(comparison), tables.comparison_latex(comparison)
         found[comparison.stem] = (tables.comparison_table(comparison), text, latex)
@@ -84,7 +72,7 @@ def leave(folder: Path, runs: Sequence[Path]) -> None:
             return
         title = tables.format_title(found, folder.name)
         table = tables.runs_table(found, title)
-        text = f"# {title}\n\n{table.markdown}{tables.READ}{_mixes(found)}{_differences(found, title)}"
+        text = f"# {title}\n\n{table.markdown}{tables.READ}{format_mixes(found)}{format_differences(found, title)}"
         (folder / "sweep.md").write_text(text, encoding="utf-8")
         (folder / "sweep.csv").write_text(table.csv, encoding="utf-8")
         plots.save(figures.accuracy(*figures.quiet(group_runs(found), title), *accuracy_of(found)), folder / "sweep")
@@ -94,14 +82,14 @@ def leave(folder: Path, runs: Sequence[Path]) -> None:
         print(f"a table and a figure of {len(found)} runs are in {folder}: sweep.md, sweep.png", flush=True)
 
 
-def _mixes(runs: Sequence[FinishedRun]) -> str:
+def format_mixes(runs: Sequence[FinishedRun]) -> str:
     """Return a paragraph about rows of the table of runs whose runs are not alike, empty if there are none."""
     line = describe_mixes(group_runs(runs))
     return f"\n{line}\n" if line else ""
 
 
-def _differences(runs: Sequence[FinishedRun], title: str) -> str:
-    """Return the differences to FedAvg as a section; empty where no method has two seeds in common with it."""
+def format_differences(runs: Sequence[FinishedRun], title: str) -> str:
+    """Return the differences to FedAvg as a section. It is empty if no method has two seeds in common with it."""
     scores = significance.collect_scores(runs)
     table = None if scores is None else significance.build_differences(scores, title)
     if table is None or table.numbers["n"].max() < 2:
@@ -114,94 +102,3 @@ def name_of(folder: Path) -> str:
     parts = folder.resolve().parts
     below = parts[len(parts) - parts[::-1].index("outputs") :] if "outputs" in parts else parts[-1:]
     return "-".join(below) or "outputs"
-
-
-def results_page(home: Path) -> list[Path]:
-    """Write ``docs/RESULTS.md`` and ``docs/figures`` below ``home`` from its ``results/``, and return the files.
-
-    The text of its ``README.md`` comes first. Then come sections of papers' tables and figures, then those of other runs. A
-    text without a CSV is a separate section at the end.
-
-    Raises:
-        UserError: If there are no CSVs, or if one cannot be read.
-    """
-    folder = home / "results"
-    stored, common = {path: results.load(path) for path in folder.glob("*.csv")}, folder / "README.md"
-    if not stored:
-        raise UserError(f"there are no results in {folder}: python report.py --results DIR keeps a folder's runs there")
-    alone = sorted({*folder.glob("*.md")} - {common, *(path.with_suffix(".md") for path in stored)})
-    page, drawn = home / "docs" / "RESULTS.md", home / "docs" / "figures"
-    files, parts = [page], [HEAD]
-    try:
-        drawn.mkdir(parents=True, exist_ok=True)
-        if common.exists():
-            parts.append(_words(common)[1])
-        for path, runs in sorted(
-            stored.items(), key=lambda item: (not any(run.published_values for run in item[1]), item[0].stem)
-        ):
-            text, pictures = _section(path, runs, drawn)
-            parts.append(text)
-            files += pictures
-        parts += ["## {}\n\n{}".format(*_words(path)) for path in alone]
-        page.write_text("\n".join(parts), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write to {home / 'docs'} ({error.strerror})") from error
-    return files
-
-
-def _words(path: Path) -> tuple[str, str]:
-    """Return the title of a text of ``results/``, and the text below it."""
-    title, _, rest = path.read_text(encoding="utf-8").strip().removeprefix("# ").partition("\n")
-    return title, rest.strip() + "\n"
-
-
-def _section(path: Path, stored: Sequence[FinishedRun], drawn: Path) -> tuple[str, list[Path]]:
-    runs, aside = usable(stored, unfinished=True)
-    words = path.with_suffix(".md")
-    title, prose = _words(words) if words.exists() else (path.stem, "")
-    parts = [f"## {title}\n", prose.strip() and prose, facts(runs) + "\n"]
-    lone = []
-    for comparison in published.compare(runs):
-        ours = comparison.cells.dropna(subset=["ours"])
-        if ours["method"].nunique() > 1 or ours["rank"].notna().any():
-            parts += [f"### {comparison.title}\n", tables.comparison_text(comparison)]
-        elif len(ours):  # a whole table for one method without ranks would hide its values
-            lone.append(f"* {tables.comparison_line(comparison)}")
-    if lone:
-        parts.append("One method each, ours (the paper's):\n\n" + "\n".join(lone) + "\n")
-    parts += ["### All runs\n", tables.runs_table(runs, title).markdown + _mixes(runs), _differences(runs, title)]
-    if aside:
-        parts.append("Left out: " + "; ".join(aside) + ".\n")
-    pictures = []
-    for stem, figure in (figures.of_runs(runs, title) | figures.of_papers(runs)).items():
-        png, pdf = plots.save(figure, drawn / f"{path.stem}-{stem}")
-        pictures += [png, pdf]
-        parts.append(f"![{title}: {stem.replace('_', ' ')}](figures/{png.name})\n")
-    return "\n".join(part for part in parts if part), pictures
-
-
-def facts(runs: Sequence[FinishedRun]) -> str:
-    """Return a line about all runs of a section: number, seeds, scale, machine, versions."""
-
-    def distinct(values: Sequence[Any]) -> str:
-        return ", ".join(dict.fromkeys(str(value) for value in values if value not in (None, "")))
-
-    seeds = distinct(sorted(run.summary["seed"] for run in runs))
-    said = [format_count(len(runs), "run"), f"seed {seeds}"]
-    for key, word in (
-        ("scale", "scale="),
-        ("stand_in", "stand-in: "),
-        ("hardware", ""),
-        ("device", "device "),
-        ("commit", "commit "),
-    ):
-        if text := distinct([run.summary.get(key) for run in runs]):
-            said.append(word + text)
-    packages = ("flwr", "torch")
-    nested = [run.summary.get("versions") or {} for run in runs]
-    for name in packages:
-        if text := distinct(
-            [inner.get(name) or run.summary.get(f"versions.{name}") for inner, run in zip(nested, runs, strict=True)]
-        ):
-            said.append(f"{name} {text}")
-    return "; ".join(said) + "."

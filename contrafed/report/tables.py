@@ -84,7 +84,7 @@ SCORES = (
     ("test accuracy, mean of the best five", "accuracy_top5_mean", 100, 2),
     ("training accuracy, mean of the best five", "train_accuracy_top5_mean", 100, 2),
     ("clients' accuracy, last", "personal_accuracy_mean", 100, 2),
-    ("its deviation over clients", "personal_accuracy_std", 100, 2),
+    ("std over clients", "personal_accuracy_std", 100, 2),
 )
 COSTS = (
     ("MiB a client and round", "mib_per_client", 1, 3),

@@ -60,7 +60,9 @@ def section(name: str, home: Path = ROOT) -> list[str]:
         if not own:
             continue
         said, points = accuracy_of([run for group in compared for run in group.runs])
-        lines += [f"### {title}", "", f"| setting | {said}, last (%) | seeds |", "| --- | ---: | ---: |"]
+        kept = f"results/{stem}.md"
+        page = [f"[Settings and remarks](../{kept})", ""] if (home / "docs" / kept).exists() else []
+        lines += [f"### {title}", "", *page, f"| setting | {said}, last (%) | seeds |", "| --- | ---: | ---: |"]
         for group in own:
             last = over_seeds([100 * points(run)[-1][1] for run in group.runs if points(run)])
             lines.append(f"| {group.label} | {tables.figure_of(*last)} | {len(group.runs)} |")
@@ -68,7 +70,7 @@ def section(name: str, home: Path = ROOT) -> list[str]:
         lines += [f"![Accuracy over rounds, {title}](../figures/method-{name}-{stem}.png)", ""]
     if not lines:
         return []
-    where = "[Results](../RESULTS.md) has the settings, seeds and machines." if (home / "docs" / "RESULTS.md").exists() else ""
+    where = "[Results](../RESULTS.md) has the settings and remarks." if (home / "docs" / "RESULTS.md").exists() else ""
     return ["## Results", "", where, "", *lines]
 
 
