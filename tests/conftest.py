@@ -5,10 +5,8 @@ if not os.environ.get("CONTRAFED_GPU"):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import logging
-import pickle
 import signal
 import sys
-from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,8 +14,6 @@ import pytest
 import torch
 
 from contrafed import command
-from contrafed.config import loader
-from contrafed.config.checks import GROUPS
 from contrafed.engines import ray_access
 from contrafed.runs.output import RunRecorder, quiet_libraries
 
@@ -47,40 +43,6 @@ def _ctrl_c_arrives():
     yield
     if ignored:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _quick_composition():
-    """Compose each choice once and put them together. Hydra takes 0.15 s for every combination of choices."""
-    real = loader._compose_cached
-
-    class Together:
-        def __init__(self, *given):
-            self.given, (key, lines, files) = given, given
-            server = [line for line in lines if line.startswith(("strategy=", "strategy/server="))]
-            choices = {line.partition("=")[0]: (line,) for line in lines} | ({"strategy": tuple(server)} if server else {})
-            parts = {group: real(key, line, files) for group, line in choices.items() if group != "strategy/server"}
-            config, self.choices = pickle.loads(real(key, (), files).job), dict(real(key, (), files).choices)
-            for group, part in parts.items():
-                config[group] = pickle.loads(part.job)[group]
-                other = {name: choice for name, choice in self.choices.items() if name.partition("/")[0] != group}
-                own = {name: choice for name, choice in part.choices.items() if name.partition("/")[0] == group}
-                self.choices = other | own
-            self.job = pickle.dumps(config)
-
-        @property
-        def hydra(self):
-            return real(*self.given).hydra
-
-    @lru_cache(maxsize=512)
-    def compose(key, lines, files):
-        groups = [line.partition("=")[0] for line in lines]
-        apart = len(lines) > 1 and not files and set(groups) <= set(GROUPS) - {"experiment", "scale"}
-        return Together(key, lines, files) if apart and len(set(groups)) == len(groups) else real(key, lines, files)
-
-    loader._compose_cached = compose
-    yield
-    loader._compose_cached = real
 
 
 @pytest.fixture(autouse=True)

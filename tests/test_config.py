@@ -1,18 +1,12 @@
 """Types of a ``Config``'s fields: bounds hold for items too, lists have their length, and other types are named."""
 
-import pickle
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import pytest
-from omegaconf import OmegaConf
 
-from contrafed.config import loader
-from contrafed.config.compose import make_own_loader
 from contrafed.core.schema import Range, convert
-
-COMPOSE = loader._compose_cached  # before conftest.py replaces it for the session
 
 
 class Colour(Enum):
@@ -48,15 +42,3 @@ def test_lists_of_a_configuration(hint, value, found):
 def test_what_a_key_cannot_be(expect_error, hint, value, key):
     with expect_error(key):
         convert(hint, value, "key")
-
-
-@pytest.mark.parametrize(
-    "lines", [("strategy=scaffold", "engine=flower", "model=mlp"), ("strategy=moon", "strategy/server=fednova", "dataset=svhn")]
-)
-def test_the_tests_compose_as_hydra_does(lines):
-    key = loader._Key(make_own_loader(None))
-    (a, b), texts = (compose(key, lines, ()) for compose in (loader._compose_cached, COMPOSE)), []
-    for each in (a, b):
-        texts.append(OmegaConf.to_yaml(pickle.loads(each.job)))
-    assert type(a) is not type(b)
-    assert (texts[0], a.choices) == (texts[1], b.choices)

@@ -20,12 +20,12 @@ def npz(tmp_path, **arrays):
     return str(path)
 
 
-GOOD_IMAGES = {"x": np.zeros((20, 8, 9, 3), dtype=np.uint8), "y": np.arange(20) % 4}
+GOOD_IMAGES = {"x": np.random.default_rng(0).integers(0, 256, (20, 8, 9, 3), dtype=np.uint8), "y": np.arange(20) % 4}
 
 
 def test_npz_keeps_pixels_labels_and_split(tmp_path):
     rng = np.random.default_rng(0)
-    x, split = rng.integers(0, 256, (20, 8, 9, 3), dtype=np.uint8), np.arange(20) % 2
+    x, split = rng.integers(0, 256, (20, 8, 9, 3), dtype=np.uint8), np.arange(20) // 4 % 2
     data = load_images(settings_of("npz", path=npz(tmp_path, x=x, y=GOOD_IMAGES["y"], split=split)))
     assert torch.equal(data.x[7, 2], torch.from_numpy(x[7, :, :, 2].copy()))
     assert data.y.tolist() == GOOD_IMAGES["y"].tolist()
@@ -173,8 +173,8 @@ def test_parts_of_a_data_set_are_not_taken_for_classes(tmp_path, parts, expect_e
         for name in ("cat", "dog"):
             (tmp_path / part / name).mkdir(parents=True)
             for k in range(2):
-                Image.fromarray(np.zeros((9, 9, 3), dtype=np.uint8)).save(tmp_path / part / name / f"{k}.png")
-    if {"train", "test"} <= set(parts):  # other folders are ignored
+                Image.fromarray(np.full((9, 9, 3), 100 * k, dtype=np.uint8)).save(tmp_path / part / name / f"{k}.png")
+    if {"train", "test"} <= {part.lower() for part in parts}:  # other folders are ignored
         assert load_images(settings_of("folder", path=str(tmp_path))).num_classes == 2
     else:
         with expect_error():
