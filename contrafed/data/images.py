@@ -98,14 +98,7 @@ def make_images(
         owners = len(owner) if owner.ndim == 1 else owner.shape
         raise UserError(f"{count} images and {owners} owners do not match")
     test = test.astype(bool)
-    if count == 0 or test.all():
-        raise UserError(f"the training split is empty; there are {count} images, {count} of them for testing")
-    low, high = int(y.min()), int(y.max())
-    classes = num_classes if num_classes is not None else high + 1
-    if low < 0 or high >= classes:
-        raise UserError(f"labels must be in 0..{classes - 1}, found {low}..{high}")
-    if classes < 2:
-        raise UserError(f"there must be at least 2 classes, found {classes}")
+    classes = _check_classes(y, test, num_classes)
     mean, std = _moments(x[~test])
     images = torch.from_numpy(np.ascontiguousarray(x)).permute(0, 3, 1, 2)  # channels last in memory
     return ImageData(
@@ -118,6 +111,19 @@ def make_images(
         owner,
         loaded=loaded or Loaded(),
     )
+
+
+def _check_classes(y: np.ndarray, test: np.ndarray, num_classes: int | None) -> int:
+    """Return the number of classes. Raises ``UserError`` for labels out of range, or without training images."""
+    if not len(y) or test.all():
+        raise UserError(f"the training split is empty; there are {len(y)} images, {len(y)} of them for testing")
+    low, high = int(y.min()), int(y.max())
+    classes = num_classes if num_classes is not None else high + 1
+    if low < 0 or high >= classes:
+        raise UserError(f"labels must be in 0..{classes - 1}, found {low}..{high}")
+    if classes < 2:
+        raise UserError(f"there must be at least 2 classes, found {classes}")
+    return classes
 
 
 def check_labels(y: np.ndarray, where: str, remedy: str) -> None:
