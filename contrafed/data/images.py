@@ -74,8 +74,7 @@ def make_images(
         owner = None if owner is None else np.asarray(owner)
     except (TypeError, ValueError) as error:  # lists of unequal length, tensors on a GPU
         raise UserError(f"images, labels, split and owners must be arrays: {' '.join(str(error).split())}") from error
-    if x.ndim == 3:
-        x = x[..., None]
+    x = x[..., None] if x.ndim == 3 else x
     if x.ndim != 4 or x.dtype != np.uint8:
         raise UserError(f"images must be uint8 (N,H,W) or (N,H,W,C), got {x.dtype} {x.shape}")
     count, height, width, channels = x.shape
@@ -99,7 +98,6 @@ def make_images(
         raise UserError(f"{count} images and {owners} owners do not match")
     test = test.astype(bool)
     classes = _check_classes(y, test, num_classes)
-    mean, std = _moments(x[~test])
     images = torch.from_numpy(np.ascontiguousarray(x)).permute(0, 3, 1, 2)  # channels last in memory
     return ImageData(
         images,
