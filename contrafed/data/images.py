@@ -99,16 +99,8 @@ def make_images(
     test = test.astype(bool)
     classes = _check_classes(y, test, num_classes)
     images = torch.from_numpy(np.ascontiguousarray(x)).permute(0, 3, 1, 2)  # channels last in memory
-    return ImageData(
-        images,
-        torch.from_numpy(y.astype(np.int64)),
-        torch.from_numpy(test),
-        mean,
-        std,
-        classes,
-        owner,
-        loaded=loaded or Loaded(),
-    )
+    labels, moments = torch.from_numpy(y.astype(np.int64)), _moments(x[~test])
+    return ImageData(images, labels, torch.from_numpy(test), *moments, classes, owner, loaded=loaded or Loaded())
 
 
 def _check_classes(y: np.ndarray, test: np.ndarray, num_classes: int | None) -> int:
