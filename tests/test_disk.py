@@ -184,7 +184,7 @@ def test_a_client_whose_disk_is_full_is_absent_and_keeps_what_it_remembered(tmp_
     assert rows_of(metrics, "failures") == {1: 0, 2: 1, 3: 0}
     assert summary["status"] == "finished"
     assert same(seen[1], seen[2])
-    assert [int(seen[t]["rounds"]) for t in (1, 2, 3)] == [1, 1, 2]
+    assert [int(seen[t]["participations"]) for t in (1, 2, 3)] == [1, 1, 2]
     assert "state_lost" not in metrics.decode()
 
 

@@ -167,7 +167,11 @@ def test_rules_over_changes_are_fedavg_where_all_take_part_and_clients_are_unequ
 
 @pytest.mark.parametrize(("weights", "expected"), [("uniform", 11.0), ("samples", 9.5)])
 @pytest.mark.parametrize(
-    ("rule", "before"), [("pmfl", {"waited": (3, 0), "ended": (0, 3), "mean": (1, 1)}), ("fedau", {"mean": (4, 1)})]
+    ("rule", "before"),
+    [
+        ("pmfl", {"rounds_waited": (3, 0), "num_intervals": (0, 3), "mean_interval": (1, 1)}),
+        ("fedau", {"mean_interval": (4, 1)}),
+    ],
 )
 def test_weights_by_absence_and_by_samples_multiply(rule, before, weights, expected):
     """n = (1, 3), intervals (4, 1), D = (1, -2). Uniform weights give 10 + (4 - 2)/2.
