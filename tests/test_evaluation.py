@@ -81,7 +81,7 @@ def test_memory_that_is_not_asked_for_is_not_brought_together(name, looked_at):
     workspace, received, client_states = train_workspace(name)
     others = [n for n in client_states[0] if not n.startswith(looked_at or "-")]
     assert any(n.startswith("optimizer/") for n in others)
-    assert any(n.startswith("buffer/") for n in others) == (name == "pmfl")
+    assert any(n.startswith("iterates/") for n in others) == (name == "pmfl")
     client_states[1] |= {n: torch.zeros(2, *client_states[1][n].shape) for n in others}
     stacks = []
 

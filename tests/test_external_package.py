@@ -175,7 +175,7 @@ def resolve_mine(home, *overrides):
         (
             "server: my_package.my_rule\n",
             "",
-            "strategy=mine: my_package.my_method has no server rule (a FederatedStrategy); its YAML's defaults may",
+            "strategy=mine: my_package.my_method has no server strategy (a FederatedStrategy); its YAML's defaults may",
         ),
     ],
 )
