@@ -58,22 +58,25 @@ def accuracy(aggregation: str, attack: str, share: float, seed: int) -> float:
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
-    """Return a table with rows of attacks and columns of aggregations.
+    """Return a table with a row for each attack and share of attackers, and columns of aggregations.
 
-    A cell has the means over seeds in per cent for each share of attackers. A last row has the worst attack.
+    A cell has the mean over seeds in per cent. The last rows have the worst attack for each share.
     """
-    found: dict[tuple[str, str], list[float]] = {}
-    for name, attack, share in itertools.product(AGGREGATIONS, ("none", *ATTACKS), (0.0, *SHARES)):
+    found: dict[tuple[str, str, float], float] = {}
+    for name, (attack, share) in itertools.product(AGGREGATIONS, [("none", 0.0), *itertools.product(ATTACKS, SHARES)]):
         values = [float(row[4]) for row in rows if row[:3] == (name, attack, str(share))]
         if values:
-            found.setdefault((name, attack), []).append(100 * sum(values) / len(values))
-    for name in AGGREGATIONS:
-        each = [found[name, attack] for attack in ATTACKS if len(found.get((name, attack), [])) == len(SHARES)]
-        found[name, "the worst"] = [min(values) for values in zip(*each, strict=True)]
-    lines = [f"| attack | {' | '.join(f'`{name}`' for name in AGGREGATIONS)} |", f"| --- {'| --: ' * len(AGGREGATIONS)}|"]
-    for attack in ("none", *ATTACKS, "the worst"):
-        cells = [" / ".join(f"{value:.1f}" for value in found.get((name, attack), [])) for name in AGGREGATIONS]
-        lines.append(f"| {f'`{attack}`' if attack in ATTACKS else attack} | {' | '.join(cells)} |")
+            found[name, attack, share] = 100 * sum(values) / len(values)
+    for name, share in itertools.product(AGGREGATIONS, SHARES):
+        each = [found[name, attack, share] for attack in ATTACKS if (name, attack, share) in found]
+        if len(each) == len(ATTACKS):
+            found[name, "the worst", share] = min(each)
+    lines = [f"| attack | attackers (%) | {' | '.join(f'`{name}`' for name in AGGREGATIONS)} |"]
+    lines.append(f"| --- | --: {'| --: ' * len(AGGREGATIONS)}|")
+    for attack, share in [("none", 0.0), *itertools.product((*ATTACKS, "the worst"), SHARES)]:
+        cells = [f"{found[name, attack, share]:.1f}" if (name, attack, share) in found else "" for name in AGGREGATIONS]
+        label = f"`{attack}`" if attack in ATTACKS else attack
+        lines.append(f"| {label} | {100 * share:.0f} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
