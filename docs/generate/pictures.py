@@ -110,11 +110,11 @@ def draw_home() -> None:
         seen = pd.read_csv(Path(folder) / "pmfl" / "participants.csv")
     counts = class_counts("num_clients=50")
     holds.imshow(np.ma.masked_equal(counts, 0), aspect="auto", cmap="Blues", vmin=-10, interpolation="nearest")
-    holds.set(title="who holds what", xlabel="digit", ylabel="client")
+    holds.set(title="digits of each client", xlabel="digit", ylabel="client")
     cells = np.zeros((len(counts), 300))
     cells[seen["client"], seen["round"] - 1] = 1
     there.imshow(cells, aspect="auto", cmap="Blues", vmax=1.2, interpolation="nearest", extent=(0.5, 300.5, 49.5, -0.5))
-    there.set(title="who shows up", xlabel="round")
+    there.set(title="participation", xlabel="round")
     curves.set(title="accuracy on test digits (%)", xlabel="round", xlim=(0, 300), ylim=(0, 100))
     curves.grid(axis="y", color="#dddddd", linewidth=0.6)
     curves.legend(frameon=False, loc="lower right")

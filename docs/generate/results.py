@@ -124,14 +124,17 @@ def readme_table(home: Path = ROOT) -> str:
     for method in dict.fromkeys(method for _, part, _ in columns for method in part.index[part["ours"].notna()]):
         cells = [tables.beside(part.loc[method]) if method in part.index else "" for _, part, _ in columns]
         lines.append(f"| {method} | {' | '.join(cells)} |")
-    lines.append(f"| *Spearman's correlation, and of how many* | {' | '.join(rho for _, _, rho in columns)} |")
+    lines.append(f"| *Spearman's correlation, of how many methods* | {' | '.join(rho for _, _, rho in columns)} |")
     said = (
-        "In %: ours, with the paper's in brackets (alone: no run of ours; no brackets: not in the paper's table); ours are\n"
-        "one seed each. FedCRL's columns are shorter runs (a quarter of the data, 50 rounds), and so is MpFedcon's (60 of\n"
-        "100 rounds; FedAvg+FT is scored once, after tuning). PMFL's have all 10,000 rounds: FedAU is within a point of the\n"
-        "paper's, and PMFL, under both patterns, ends below FedAU, not above; under Bernoulli most of that is what its\n"
-        "history costs (no_hgm is without it). With another seed FedAU ends 1.6 points lower, and FedAvg 7.5. The\n"
-        "[results](docs/RESULTS.md) say what deviates and, as far as we know, why, and have every method on the digits."
+        "In per cent. The published value is in brackets. Brackets alone: we have no run. No brackets: the paper has no value.\n"
+        "Each of our values is from one seed.\n\n"
+        "* **FedCRL's columns** are shorter runs, with a quarter of the data and 50 rounds.\n"
+        "* **MpFedcon's column** has 60 of 100 rounds. FedAvg+FT is evaluated once, after fine-tuning.\n"
+        "* **PMFL's columns** have all 10,000 rounds. FedAU is within a point of its published values.\n"
+        "* **PMFL** ends below FedAU under both patterns. Under Bernoulli most of the difference is the cost of its history.\n"
+        "  The row `no_hgm` is without history.\n"
+        "* **With another seed** FedAU ends 1.6 points lower, and FedAvg 7.5 points lower.\n\n"
+        "[Results](docs/RESULTS.md) has the deviations, their reasons as far as we know, and every method on the digits."
     )
     return "\n".join(["<!-- results -->", *lines, "", said, "<!-- end of results -->", ""])
 
