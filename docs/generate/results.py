@@ -126,8 +126,8 @@ def readme_table(home: Path = ROOT) -> str:
         lines.append(f"| {method} | {' | '.join(cells)} |")
     lines.append(f"| *Spearman's correlation, of how many methods* | {' | '.join(rho for _, _, rho in columns)} |")
     said = (
-        "In per cent. The published value is in brackets. Brackets alone: we have no run. No brackets: the paper has no value.\n"
-        "Each of our values is from one seed.\n\n"
+        "In per cent. Each of our values is from one seed. The published value is in brackets.\n"
+        "Brackets alone: we have no run. No brackets: the paper has no value.\n\n"
         "* **FedCRL's columns** are shorter runs, with a quarter of the data and 50 rounds.\n"
         "* **MpFedcon's column** has 60 of 100 rounds. FedAvg+FT is evaluated once, after fine-tuning.\n"
         "* **PMFL's columns** have all 10,000 rounds. FedAU is within a point of its published values.\n"
