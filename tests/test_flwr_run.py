@@ -45,8 +45,9 @@ def flwr(tmp_path):
 
     def call(overrides):
         arguments = [command("flwr"), "run", str(app), "--stream", "--run-config", f'overrides="{overrides}"']
+        # Flower's Ray workers look first in the folder where flwr is started, so it is not the app's.
         found = subprocess.run(
-            arguments, env=os.environ | QUIET_ENVIRONMENT | own, cwd=app, capture_output=True, text=True, timeout=900
+            arguments, env=os.environ | QUIET_ENVIRONMENT | own, cwd=home, capture_output=True, text=True, timeout=900
         )
         return found.stdout + found.stderr
 
