@@ -1,11 +1,9 @@
 """Reports say where one row's runs differ in more than their seed."""
 
-from pathlib import Path
-
 import pytest
 from reported import method, write_run
 
-from contrafed.report import pages, results
+from contrafed.report import pages, results, results_pages
 from contrafed.report.groups import MAX_MIXES, describe_mixes, group_runs
 from contrafed.report.runs import find
 
@@ -37,8 +35,8 @@ def test_a_row_of_unlike_runs_is_named_in_one_line(tmp_path, no_figures, what):
     assert f"fedavg: {said}" in line
     assert "moon" not in line
     results.keep(find([tmp_path / "runs"]), tmp_path / "results", "kept")
-    pages.results_page(tmp_path)
-    assert line in Path(tmp_path / "docs" / "RESULTS.md").read_text().splitlines()
+    results_pages.write_results_pages(tmp_path)
+    assert line in (tmp_path / "docs" / "results" / "kept.md").read_text().splitlines()
 
 
 def test_runs_that_differ_in_their_seed_alone_are_not_named(tmp_path):

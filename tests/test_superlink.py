@@ -1,6 +1,7 @@
 """A SuperLink that is silent for a while, for ever, or that has ended the run. The clock is simulated."""
 
 import json
+import signal
 
 import httpx
 import pytest
@@ -14,6 +15,7 @@ from contrafed.core.errors import RunStopped
 from contrafed.engines import client_registry, device_grid, superlink
 from contrafed.engines.device_grid import DeviceGrid
 from contrafed.engines.superlink import MAX_SILENCE_SECONDS, SuperLink
+from contrafed.runs.output import RunRecorder
 from contrafed.runs.server_app import serve
 from contrafed.runs.setup import compose_deployed_run
 from contrafed.training.workspace import uninstall
@@ -123,6 +125,20 @@ def test_a_superlink_that_has_ended_the_run_is_not_asked_again(tmp_path, clock, 
         run_on(wire, tmp_path / "run")
     assert clock.now - begin < 5
     assert stopped.value.status == "interrupted"
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "interrupted"
+
+
+def test_the_summary_is_whole_though_flower_interrupts_its_process(tmp_path, clock, monkeypatch):
+    """Its heartbeats get the same answer in another thread, and raise SIGINT while the run is being written."""
+    save = RunRecorder.save_model
+
+    def interrupted(*args):
+        signal.raise_signal(signal.SIGINT)
+        save(*args)
+
+    monkeypatch.setattr(RunRecorder, "save_model", interrupted)
+    with pytest.raises(RunStopped):
+        run_on(FaultyWire(clock, CALLS, lambda: answered(401), 1e9), tmp_path / "run")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "interrupted"
 
 

@@ -1,8 +1,12 @@
 """Define the ServerApp: one run of a method on a given Grid. ``serve`` is the same in every engine."""
 
+import contextlib
 import logging
+import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +83,24 @@ def serve(grid: RunGrid, run: Run, on_round: OnRound | None = None) -> dict[str,
                 print(f"error: {folder} is not complete: {error}", file=sys.stderr)
             raise
         except BaseException as error:
-            session.finish(error.status if isinstance(error, RunStopped) else "failed")
+            status = error.status if isinstance(error, RunStopped) else "failed"
+            with _uninterrupted() if status == "interrupted" else contextlib.nullcontext():
+                session.finish(status)
             raise
         return session.finish("finished")
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ignore SIGINT. When a SuperLink has ended a run, Flower raises it in another thread of the run's own process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def what_is_left(folder: Path) -> str:
