@@ -15,6 +15,7 @@ from contrafed.core.errors import RunStopped
 from contrafed.engines import client_registry, device_grid, superlink
 from contrafed.engines.device_grid import DeviceGrid
 from contrafed.engines.superlink import MAX_SILENCE_SECONDS, SuperLink
+from contrafed.runs import server_app
 from contrafed.runs.output import RunRecorder
 from contrafed.runs.server_app import serve
 from contrafed.runs.setup import compose_deployed_run
@@ -140,6 +141,20 @@ def test_the_summary_is_whole_though_flower_interrupts_its_process(tmp_path, clo
     with pytest.raises(RunStopped):
         run_on(FaultyWire(clock, CALLS, lambda: answered(401), 1e9), tmp_path / "run")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "interrupted"
+
+
+def test_flowers_handler_ends_the_process_after_the_run_is_written():
+    done = []
+    before = signal.signal(signal.SIGINT, lambda *_: done.append("flower"))
+    try:
+        with pytest.raises(KeyboardInterrupt), server_app._unhurried():
+            try:
+                signal.raise_signal(signal.SIGINT)
+            finally:
+                done.append("written")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done == ["written", "flower"]
 
 
 def test_flowers_own_retries_are_limited_for_the_run_and_not_for_its_heartbeats():

@@ -48,7 +48,7 @@ def main(grid: Grid, context: Context) -> None:
         run = compose_deployed_run(overrides, config_dir=config_dir)
         clients = DeviceGrid(grid, context.run_id, run.wait_for_clients)
     assert run.folder is not None
-    with alone(run.folder):
+    with alone(run.folder), _unhurried():
         summary = serve(clients, run)
     print_summary(summary, str(run.folder.resolve()))
 
@@ -88,6 +88,23 @@ def serve(grid: RunGrid, run: Run, on_round: OnRound | None = None) -> dict[str,
                 session.finish(status)
             raise
         return session.finish("finished")
+
+
+@contextlib.contextmanager
+def _unhurried() -> Iterator[None]:
+    """Let a run that Flower ends be written first. Flower's own handler of SIGINT kills the process after five seconds."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    flowers = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, flowers)
+        signal.raise_signal(signal.SIGINT)
+        raise
+    finally:
+        signal.signal(signal.SIGINT, flowers)
 
 
 @contextlib.contextmanager
