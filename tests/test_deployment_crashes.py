@@ -138,6 +138,8 @@ def test_a_superlink_that_is_silent(tmp_path, federation, seconds, status):
     assert summary["status"] == status
     if status != "finished":
         (out / "summary.json").unlink()
+        kill_server(federation)  # after its silence this SuperLink starts no ServerApp any more
+        revive(federation)
         with federation.running(overrides):
             wait_for("the summary", lambda: revive(federation) or (out / "summary.json").exists(), 1200)
             summary = wait_for_summary(out)
