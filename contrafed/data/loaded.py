@@ -67,7 +67,8 @@ def check_loaded(data: Any, where: str) -> list[str]:
     """
     if not len(data.y):
         return []
-    if int(data.x.max()) <= 1 and int(data.x.max()) > int(data.x.min()):
+    low, high = map(int, data.x.aminmax())
+    if low < high <= 1:
         raise UserError(
             f"{where}: all pixels are 0 or 1 of 255, as if scaled twice. Fix: give uint8 in 0..255 or floats in 0..1"
         )

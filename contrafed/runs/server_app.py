@@ -93,27 +93,29 @@ def serve(grid: RunGrid, run: Run, on_round: OnRound | None = None) -> dict[str,
 @contextlib.contextmanager
 def _unhurried() -> Iterator[None]:
     """Let a run that Flower ends be written first. Flower's own handler of SIGINT kills the process after five seconds."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    flowers = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        yield
+        with _sigint_handled_by(signal.default_int_handler):
+            yield
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, flowers)
-        signal.raise_signal(signal.SIGINT)
+        if threading.current_thread() is threading.main_thread():
+            signal.raise_signal(signal.SIGINT)
         raise
-    finally:
-        signal.signal(signal.SIGINT, flowers)
 
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
     """Ignore SIGINT. When a SuperLink has ended a run, Flower raises it in another thread of the run's own process."""
+    with _sigint_handled_by(signal.SIG_IGN):
+        yield
+
+
+@contextlib.contextmanager
+def _sigint_handled_by(handler: Any) -> Iterator[None]:
+    """Use another handler of SIGINT in the block. Only the main thread may do so, so nothing changes in others."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:
