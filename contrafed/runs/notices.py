@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from contrafed.config.run_config import Run
+from contrafed.core.display_names import name_method, name_value
 from contrafed.core.privacy import gaussian
 from contrafed.engines.attack import Attackers
 from contrafed.training.workspace import Workspace
@@ -18,6 +19,13 @@ def said_of_scale(run: Run, workspace: Workspace) -> str:
     scale, stand_in = run.composed.get("scale"), workspace.federation.data.stand_in
     images = f"{stand_in} images in place of {run.client.dataset.name}" if stand_in else ""
     return ", ".join(filter(None, [f"scale={scale}" if scale else "", images]))
+
+
+def said_of_run(run: Run) -> str:
+    """Return the title of a run's figures: method, data set, participation and seed, with display names."""
+    method, dataset = name_method(run.client.strategy.name), name_value("dataset.name", run.client.dataset.name)
+    participation = name_value("participation.name", run.participation.name)
+    return f"{method} on {dataset}, {participation} participation, seed {run.seed}"
 
 
 def said_of_small(workspace: Workspace) -> str:

@@ -27,7 +27,15 @@ from contrafed.runs import checkpoint
 from contrafed.runs.diagnostics import Logged
 from contrafed.runs.early_stopping import Stopping
 from contrafed.runs.evaluation import evaluate, find_divergence, initial_file, initial_model, test_examples
-from contrafed.runs.notices import said_of_attackers, said_of_delta, said_of_norms, said_of_scale, said_of_small, warn_of_large
+from contrafed.runs.notices import (
+    said_of_attackers,
+    said_of_delta,
+    said_of_norms,
+    said_of_run,
+    said_of_scale,
+    said_of_small,
+    warn_of_large,
+)
 from contrafed.runs.output import Progress, RoundLog, select_shown_scores
 from contrafed.runs.recording import facts, open_recorder
 from contrafed.runs.trackers import Followed
@@ -80,7 +88,7 @@ class Session:
         self.tracker = Followed(run.tracker, Tracked(self.folder, run.composed, self.resumed is not None))
         self.recorder = open_recorder(run, self.folder, self.resumed)
         self.recorder.partition(self.members.class_counts)
-        self.recorder.note = said_of_scale(run, self.workspace)
+        self.recorder.note, self.recorder.title = said_of_scale(run, self.workspace), said_of_run(run)
         if self.resumed is not None:
             self._go_on(self.resumed)
         self.stopping, self.on_round = Stopping(run.early_stop, run.target_accuracy), on_round

@@ -49,7 +49,7 @@ class RunRecorder:
         """
         self.folder = folder
         self.first_round = first_round
-        self.note = ""  # the notice on every figure
+        self.note, self.title = "", ""  # the notice on every figure, and what was run
         self.began = time.perf_counter()
         claim = folder / CLAIM
         if not claim.exists() or claim.read_text(encoding="utf-8") != config_text:
@@ -271,11 +271,11 @@ class RunRecorder:
         from contrafed.runs.output import figures
 
         if self._curves:
-            figures.accuracy_figure(self.folder / "accuracy.png", dict(self._curves), self.note)
+            figures.accuracy_figure(self.folder / "accuracy.png", dict(self._curves), self.note, self.title)
         if self._seen:
-            figures.participation_figure(self.folder / "participation.png", self._seen, self._shown, self.note)
+            figures.participation_figure(self.folder / "participation.png", self._seen, self._shown, self.note, self.title)
         if self._class_counts is not None:
-            figures.partition_figure(self.folder / "partition.png", self._class_counts, self.note)
+            figures.partition_figure(self.folder / "partition.png", self._class_counts, self.note, self.title)
 
 
 def _replace(path: Path, text: str) -> None:
