@@ -28,12 +28,18 @@ def find_differing_training(compared: Iterable[tuple[str, Mapping[str, Any]]]) -
     for method, config in compared:
         for key, value in plain_numbers(flatten_keys(config["strategy"]["local"], TRAINING)).items():
             if key not in OF_METHODS:
-                values.setdefault(key, {}).setdefault(method, {})["none" if value is None else str(value)] = None
+                values.setdefault(key, {}).setdefault(method, {})[_format(value)] = None
     return {
         key: {method: "/".join(each) for method, each in methods.items()}
         for key, methods in values.items()
         if len({frozenset(each) for each in methods.values()}) > 1
     }
+
+
+def _format(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "+".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)
 
 
 def warn_of_differing_training(found: Differing) -> str:

@@ -1,12 +1,14 @@
 """Write ``docs/RESULTS.md`` and a page for each file of ``results/``: setting, tables, figures, remarks."""
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
+from contrafed.core import registry
 from contrafed.core.display_names import name_method
 from contrafed.core.errors import UserError
 from contrafed.report import figures, plots, published, results, tables
@@ -195,10 +197,16 @@ def build_correlation_table(comparison: Comparison) -> Table:
     every = [("all accuracies", *comparison.correlation())]
     for key, rho, cells in comparison.correlations():
         if cells > 1:
-            every.append((" ".join(filter(None, key)).replace("_", " "), rho, cells))
+            every.append((" ".join(map(_name_part, filter(None, key))), rho, cells))
     rows = [(name, "" if math.isnan(rho) else f"{rho:.2f}", str(cells)) for name, rho, cells in every]
     heads = ("cells", "correlation", "number of cells")
     return Table("Spearman's correlation", heads, tuple(rows), pd.DataFrame(rows, columns=list(heads)))
+
+
+def _name_part(part: str) -> str:
+    """Return the name of a method, or else a part of a paper's column without its underlines."""
+    is_method = re.split("[/+]", part)[0] in registry.choices("strategy")
+    return name_method(part) if is_method else part.replace("_", " ")
 
 
 def _difference(cell: dict) -> str:
