@@ -29,6 +29,11 @@ class Federation:
         """Indices of the central test split, empty if the splits were merged."""
         return np.flatnonzero(self.data.test.numpy())
 
+    @property
+    def central_validation(self) -> np.ndarray:
+        """Indices of the central validation split, empty without one."""
+        return np.flatnonzero(self.data.validation.numpy()) if self.data.validation is not None else np.zeros(0, dtype=np.int64)
+
 
 def load_federation(run: ClientRun, own: tuple[int, str] | None = None) -> Federation:
     """Load and partition the data of a run.

@@ -26,7 +26,6 @@ class Loaded:
 
     class_names: tuple[str, ...] = ()
     skipped: Counter[str] = field(default_factory=Counter)  # file ending -> number of files that are no images
-    unused: Counter[str] = field(default_factory=Counter)  # folder -> number of its images
     converted: Counter[str] = field(default_factory=Counter)  # what was done -> number of images
 
 
@@ -73,19 +72,26 @@ def check_loaded(data: Any, where: str) -> list[str]:
             f"{where}: all pixels are 0 or 1 of 255, as if scaled twice. Fix: give uint8 in 0..255 or floats in 0..1"
         )
     lines = [_check_same(data, where)]
-    counts = np.stack([np.bincount(data.y[data.test == held], minlength=data.num_classes) for held in (False, True)])
-    missing, trains, tests = counts.sum(0) == 0, counts[0] > 0, counts[1] > 0
-    if (tests & ~trains).any():
-        raise UserError(
-            f"{where}: {_name(data, tests & ~trains)} in the test split alone, where nobody can learn it. "
-            "Fix: add training images, or set dataset.merge_splits=true"
-        )
+    counts = count_classes(data)
+    missing, trains, tests = np.sum(list(counts.values()), axis=0) == 0, counts["train"] > 0, counts["test"] > 0
+    for split, found in counts.items():
+        if (alone := (found > 0) & ~trains).any():
+            raise UserError(
+                f"{where}: {_name(data, alone)} in the {split} split alone, where nobody can learn it. "
+                "Fix: add training images, or set dataset.merge_splits=true"
+            )
     if tests.any() and (only := trains & ~tests).any():
         lines.append(f"{where}: {_name(data, only)} in the training split alone, so that no score knows it")
     if missing.any():
         lines.append(f"{where}: {_name(data, missing)} without images")
-    lines += [f"{where}: {folder}/ is not used ({count} images)" for folder, count in sorted(data.loaded.unused.items())]
     return [line for line in lines if line]
+
+
+def count_classes(data: Any) -> dict[str, np.ndarray]:
+    """Return the images of each class (C,) in the splits ``train``, ``test`` and, if there is one, ``validation``."""
+    splits = {"train": ~data.held_out, "test": data.test}
+    splits |= {} if data.validation is None else {"validation": data.validation}
+    return {name: np.bincount(data.y[marks], minlength=data.num_classes) for name, marks in splits.items()}
 
 
 def _check_same(data: Any, where: str) -> str:
@@ -112,10 +118,10 @@ def _name(data: Any, chosen: np.ndarray) -> str:
 def describe_loaded(data: Any) -> str:
     """Return one line: ``240 images 28x28x1, 2 classes (cat, dog), 180 train, 60 test; 90 files skipped: .gif``."""
     channels, height, width = data.x.shape[1:]
-    names, test = data.loaded.class_names, int(data.test.sum())
+    names = data.loaded.class_names
     told = f" ({', '.join(names)})" if 0 < len(names) <= MAX_NAMED_CLASSES else ""
     line = f"{len(data.y)} images {height}x{width}x{channels}, {data.num_classes} classes{told}"
-    line += f", {len(data.y) - test} train, {test} test"
+    line += "".join(f", {counts.sum()} {split}" for split, counts in count_classes(data).items())
     if skipped := data.loaded.skipped:
         line += f"; {skipped.total()} files skipped: {', '.join(sorted(skipped))}"
     return line + "".join(f"; {count} with {what}" for what, count in sorted(data.loaded.converted.items()))
@@ -123,14 +129,12 @@ def describe_loaded(data: Any) -> str:
 
 def about_loaded(data: Any, warnings: Sequence[str]) -> dict[str, Any]:
     """Return the full account for ``summary.json``: sizes, classes with their counts, and what was skipped or converted."""
-    train, test = (np.bincount(data.y[data.test == held], minlength=data.num_classes).tolist() for held in (False, True))
     loaded = data.loaded
     return {
         "images": len(data.y),
         "shape": [*data.x.shape[2:], data.x.shape[1]],
         "classes": list(loaded.class_names) or data.num_classes,
-        "train_by_class": train,
-        "test_by_class": test,
-        **{n: dict(v) for n in ("skipped", "unused", "converted") if (v := getattr(loaded, n))},
+        **{f"{split}_by_class": counts.tolist() for split, counts in count_classes(data).items()},
+        **{n: dict(v) for n in ("skipped", "converted") if (v := getattr(loaded, n))},
         **({"warnings": list(warnings)} if warnings else {}),
     }

@@ -10,7 +10,7 @@ import pandas as pd
 from contrafed.core.errors import UserError
 from contrafed.report import figures, plots, published, results, tables
 from contrafed.report.groups import usable
-from contrafed.report.pages import format_differences, format_mixes
+from contrafed.report.pages import format_differences, format_mixes, format_selection
 from contrafed.report.published import MEASURED_BY, Comparison
 from contrafed.report.runs import FinishedRun
 from contrafed.report.tables import Table, figure_of
@@ -96,7 +96,7 @@ def _build_page(path: Path, stored: Sequence[FinishedRun], drawn: Path) -> tuple
     every = drop_columns(tables.runs_table(runs, title), HIDDEN_COLUMNS)
     guide = "The columns are explained in [How to read the tables](../RESULTS.md#how-to-read-the-tables).\n"
     parts += [remarks, "## All runs\n", every.markdown, guide]
-    parts += [format_mixes(runs).lstrip(), format_differences(runs, title).lstrip()]
+    parts += [format_mixes(runs).lstrip(), format_selection(runs).lstrip(), format_differences(runs, title).lstrip()]
     if aside:
         parts.append("Left out:\n\n" + "".join(f"* {line}\n" for line in aside))
     return title, "\n".join(part for part in parts if part), pictures

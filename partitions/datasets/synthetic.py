@@ -57,7 +57,7 @@ def in_place(config: Downloaded, name: str, at_hand: bool, num_classes: int | No
     classes = num_classes or classes
     if config.path == GENERATED_PATH:
         return replace(draw_images(name, (height, width, channels), classes), stand_in=GENERATED_PATH)
-    shared = {"merge_splits": config.merge_splits, "normalize": config.normalize, "fraction": config.fraction}
+    shared = {key: getattr(config, key) for key in ("merge_splits", "normalize", "fraction", "validation_fraction")}
     data = npz.load(npz.Config(**shared, path=config.path, num_classes=None, test_fraction=0.25, split_seed=0), "npz")  # type: ignore[arg-type]
     found = (*data.x.shape[2:], data.x.shape[1], data.num_classes)
     if found != (height, width, channels, classes):
