@@ -141,7 +141,7 @@ def run_stack(messages: Sequence[Message], contexts: Sequence[Context], deadline
 
 
 def _evaluate(client: Client, received: list[Tensors], config: Mapping[str, Any], deadline: float | None) -> list[Evaluation]:
-    """Evaluate clients' models, or those in the folder ``load``. Write them to the folder ``save``, with ``best`` to its neighbour."""
+    """Evaluate clients' models, or those in the folder ``load``. Write them to ``save``, with ``best`` next to it."""
     models = None
     if config.get("load"):
         found = [read_personal(str(config["load"]), k) for k in client.clients]

@@ -169,6 +169,7 @@ def check_common(choice: Choice, num_clients: int) -> None:
             "scarce_clients": common.scarce_clients,
             "deal_test": common.deal_test,
             "min_client_size": common.min_client_size if hasattr(module, "OWN") else 0,
+            "feature_shift": hasattr(module, "OWN") and common.feature_shift.kind != "none",
         }
         unused["keep_fraction"] = 1 - common.keep_fraction
         if any(unused.values()):

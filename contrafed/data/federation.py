@@ -10,6 +10,7 @@ from contrafed.data.images import ImageData, load_images
 from contrafed.data.label_flip import flip_labels
 from contrafed.data.own import adapt_to_run, own_images
 from contrafed.data.partition import Partition, make_partition
+from contrafed.data.shifted_partition import ShiftedPartition
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,10 @@ class Federation:
     def num_clients(self) -> int:
         """The number of clients (K)."""
         return self.partition.num_clients
+
+    def labels(self, index: np.ndarray) -> np.ndarray:
+        """Return the labels (n,) of positions in parts of this federation (n,)."""
+        return self.data.y.numpy()[index % max(len(self.data.y), 1)]
 
     @property
     def central_test(self) -> np.ndarray:
@@ -54,4 +59,8 @@ def load_federation(run: ClientRun, own: tuple[int, str] | None = None) -> Feder
         data = adapt_to_run(data, run.images, f"dataset={run.dataset.name} on this client")
     merged = run.dataset.config.merge_splits
     partition = make_partition(run.partition, data, run.num_clients, run.seed_of_federation, merged)
-    return Federation(*flip_labels(data, partition, run.flipped)) if run.flipped else Federation(data, partition)
+    if run.flipped:
+        data, partition = flip_labels(data, partition, run.flipped)
+    if (shift := run.partition.config.feature_shift).kind != "none":
+        partition = ShiftedPartition(partition, len(data.y), shift, run.seed_of_federation)
+    return Federation(data, partition)

@@ -12,6 +12,7 @@ from contrafed.core.errors import UserError
 from contrafed.core.randomness import generator
 from contrafed.core.schema import Range
 from contrafed.data import checks
+from contrafed.data.feature_shift import FeatureShift
 from contrafed.data.images import ImageData
 from contrafed.data.stratified import cut_stratified, keep_stratified
 
@@ -30,6 +31,7 @@ class Common:
     scarce_clients: Annotated[int, Range(ge=0)]
     scarce_fraction: Annotated[float, Range(gt=0, le=1)]
     cut_test: bool
+    feature_shift: FeatureShift
 
 
 @dataclass(frozen=True)

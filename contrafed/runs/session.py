@@ -26,7 +26,15 @@ from contrafed.engines.grid import RunGrid
 from contrafed.runs import checkpoint
 from contrafed.runs.diagnostics import Logged
 from contrafed.runs.evaluation import evaluate, find_divergence, initial_file, initial_model
-from contrafed.runs.notices import said_of_attackers, said_of_delta, said_of_norms, said_of_scale, said_of_small, warn_of_large
+from contrafed.runs.notices import (
+    said_of_attackers,
+    said_of_delta,
+    said_of_norms,
+    said_of_scale,
+    said_of_shift,
+    said_of_small,
+    warn_of_large,
+)
 from contrafed.runs.output import Progress, RoundLog
 from contrafed.runs.recording import facts, open_recorder
 from contrafed.runs.scored_clients import choose_scored_clients
@@ -157,7 +165,8 @@ class Session:
         run, members = self.run, self.members
         data = self.workspace.federation.data
         lines = [describe_loaded(data) if len(data.y) else "", *data.warnings]
-        lines += [said_of_small(self.workspace), said_of_norms(self.workspace), said_of_attackers(run)]
+        lines += [said(self.workspace) for said in (said_of_small, said_of_norms, said_of_shift)]
+        lines.append(said_of_attackers(run))
         lines += [self.selection.notice, self.scored.notice, said_of_delta(run), warn_of_large(members.sizes, members.own_data)]
         follow = [f"to follow it: {self.tracker.line}"] if self.tracker.line else []
         if self.resumed is not None:

@@ -14,6 +14,7 @@ from contrafed.core.client_run import Choice, ClientRun
 from contrafed.core.errors import UserError
 from contrafed.core.split_model import SplitModel, build_model
 from contrafed.data.federation import Federation, load_federation
+from contrafed.data.shifted_partition import ShiftedPartition
 from contrafed.training.loop import PARTS, parts_fault
 
 # Number of examples that an evaluation takes at a time, over all clients of a stack. On a CPU activations then fit its cache.
@@ -77,6 +78,8 @@ class Workspace:
                 f"the images take {data.x.nbytes / 1e9:.1f} GB, for which the GPU has no room: engine=local engine.device=cpu, "
                 "a smaller dataset.fraction, or with engine=ray fewer engine.workers and a larger engine.gpus_per_worker"
             ) from error
+        partition = self.federation.partition
+        self.shifter = partition.make_shifter(self.device) if isinstance(partition, ShiftedPartition) else None
         fitting = max(1, min(EVALUATION_BATCH_ELSEWHERE, EVALUATION_NUMBERS // self.x[0].numel())) if len(self.x) else 1
         self.evaluation_batch = EVALUATION_BATCH if self.device.type == "cpu" else fitting
         # (x/255 - mean) / std as one multiplication and one addition. There is a factor per number of an image, because a
@@ -88,7 +91,13 @@ class Workspace:
 
     def images(self, index: Tensor) -> Tensor:
         """Return normalised images (..., C, H, W), channels last in memory, of the examples ``index`` (...)."""
-        return self.normalise_images(self.x.index_select(0, index.reshape(-1)).unflatten(0, index.shape))
+        return self.normalise_images(self.raw_images(index.reshape(-1)).unflatten(0, index.shape))
+
+    def raw_images(self, index: Tensor) -> Tensor:
+        """Return images (n, H, W, C) uint8 of the examples ``index`` (n,), with their client's feature shift, if any."""
+        if self.shifter is None:
+            return self.x.index_select(0, index)
+        return self.shifter.shift(self.x.index_select(0, self.shifter.examples(index)), index)
 
     def normalise_images(self, raw: Tensor) -> Tensor:
         """Normalise raw images (..., H, W, C) uint8 to (..., C, H, W)."""
@@ -96,7 +105,8 @@ class Workspace:
 
     def labels(self, index: Tensor) -> Tensor:
         """Return labels (...) of the examples ``index`` (...)."""
-        return self.y.index_select(0, index.reshape(-1)).reshape(index.shape)
+        found = index if self.shifter is None else self.shifter.examples(index)
+        return self.y.index_select(0, found.reshape(-1)).reshape(index.shape)
 
 
 def make_model(run: ClientRun, federation: Federation) -> SplitModel:
