@@ -11,6 +11,7 @@ from torch import Tensor
 from contrafed.core import registry
 from contrafed.core.client_run import Choice
 from contrafed.core.errors import UserError
+from contrafed.core.inputs import Inputs, Kind
 from contrafed.core.randomness import generator
 from contrafed.core.schema import Range
 from contrafed.data.fingerprint import fingerprint_images
@@ -49,6 +50,13 @@ class ImageData:
     loaded: Loaded = field(default_factory=Loaded)
     warnings: tuple[str, ...] = ()  # of data that may not be what was meant
     validation: Tensor | None = None  # (N,) bool, True: central validation split. None without one
+    kind: Kind = "image"  # values: x is (N, C, ...) float32, a table's (N, 1, F). tokens: x is (N, 1, n) int64
+
+    @property
+    def inputs(self) -> Inputs:
+        """What an example is, for the network."""
+        tokens = int(self.x.max()) + 1 if self.kind == "tokens" else 0
+        return Inputs(self.kind, tuple(self.x.shape[1:]), tokens)
 
     @property
     def held_out(self) -> Tensor:
@@ -107,7 +115,7 @@ def make_images(
         raise UserError(f"{count} images and {owners} owners do not match")
     test = test.astype(bool)
     held = test if validation is None else test | validation
-    classes = _check_classes(y, held, num_classes)
+    classes = check_classes(y, held, num_classes)
     images = torch.from_numpy(np.ascontiguousarray(x)).permute(0, 3, 1, 2)  # channels last in memory
     labels, moments = torch.from_numpy(y.astype(np.int64)), _moments(x[~held])
     checked = None if validation is None else torch.from_numpy(validation)
@@ -115,7 +123,7 @@ def make_images(
     return ImageData(images, labels, split, *moments, classes, owner, loaded=loaded or Loaded(), validation=checked)
 
 
-def _check_classes(y: np.ndarray, test: np.ndarray, num_classes: int | None) -> int:
+def check_classes(y: np.ndarray, test: np.ndarray, num_classes: int | None) -> int:
     """Return the number of classes. Raises ``UserError`` for labels out of range, or without training images."""
     if not len(y) or test.all():
         raise UserError(f"the training split is empty; there are {len(y)} images, {len(y)} of them for testing")
@@ -158,6 +166,13 @@ def _moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
         means.append(mean)
         stds.append(max(variance**0.5, 1e-3))  # a constant channel must not divide by zero
     return tuple(means), tuple(stds)
+
+
+def moments_of_values(x: Tensor, by_column: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation of values (n, C, ...) for each channel, or of a table (n, 1, F) for each column."""
+    flat = x.double().transpose(1, 2) if by_column else x.double().flatten(2)
+    mean, std = flat.mean((0, 2)), flat.std((0, 2), correction=0)
+    return tuple(mean.tolist()), tuple(torch.where(std > 0, std, 1.0).tolist())
 
 
 def image_deviations(x: Tensor) -> tuple[float, ...]:
@@ -203,7 +218,7 @@ def load_images(dataset: Choice) -> ImageData:
         raise UserError(
             f"dataset={dataset.name}: {dataset.module.__name__}.load must return ImageData, got {type(data).__name__}"
         )
-    if dataset.config.normalize == "image_deviations":
+    if dataset.config.normalize == "image_deviations" and data.kind == "image":
         data = replace(data, std=image_deviations(data.x[~data.held_out]))
     if dataset.config.fraction < 1 and data.stand_in != GENERATED_PATH:  # which are few
         data = subsample_images(data, dataset.config.fraction)
@@ -248,9 +263,12 @@ def cut_validation(data: ImageData, config: Common) -> ImageData:
     validation = np.zeros(len(data.y), dtype=bool)
     validation[training] = stratified_split(data.y.numpy()[training], config.validation_fraction, 0, "validation split")
     data = replace(data, validation=torch.from_numpy(validation))
-    if config.merge_splits or config.normalize == "half":
+    if config.merge_splits or config.normalize == "half" or data.kind == "tokens":
         return data
     left = data.x[~data.held_out]
+    if data.kind == "values":
+        mean, std = moments_of_values(left, len(data.mean) > len(left[0]))
+        return replace(data, mean=mean, std=std)
     mean, std = _moments(left.permute(0, 2, 3, 1).numpy())
     return replace(data, mean=mean, std=image_deviations(left) if config.normalize == "image_deviations" else std)
 

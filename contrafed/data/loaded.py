@@ -66,8 +66,8 @@ def check_loaded(data: Any, where: str) -> list[str]:
     """
     if not len(data.y):
         return []
-    low, high = map(int, data.x.aminmax())
-    if low < high <= 1:
+    low, high = map(float, data.x.aminmax())
+    if data.kind == "image" and low < high <= 1:
         raise UserError(
             f"{where}: all pixels are 0 or 1 of 255, as if scaled twice. Fix: give uint8 in 0..255 or floats in 0..1"
         )
@@ -98,13 +98,18 @@ def _check_same(data: Any, where: str) -> str:
     """Return a warning if most images are the same. Raises ``UserError`` if all are, up to a grey level or two."""
     picked = torch.linspace(0, len(data.y) - 1, min(len(data.y), MAX_SAMPLED_IMAGES)).long()
     sample = data.x[picked].flatten(1)
-    spread = int((sample.amax(0).int() - sample.amin(0).int()).max())
+    spread = float((sample.amax(0).double() - sample.amin(0).double()).max())
+    what = "images" if data.kind == "image" else "examples"
     fix = "Fix: look at a few of them. A drawing may be in a channel that is not read, such as transparency"
-    if len(sample) > 1 and spread < MIN_GREY_LEVELS:
-        raise UserError(f"{where}: all {len(data.y)} images are the same, up to {spread} of 255 grey levels. {fix}")
+    if data.kind != "image":
+        fix = "Fix: look at a few of them"
+        if len(sample) > 1 and not spread:
+            raise UserError(f"{where}: all {len(data.y)} examples are the same. {fix}")
+    elif len(sample) > 1 and spread < MIN_GREY_LEVELS:
+        raise UserError(f"{where}: all {len(data.y)} images are the same, up to {spread:.0f} of 255 grey levels. {fix}")
     most = Counter(row.tobytes() for row in sample.numpy()).most_common(1)[0][1]
     return (
-        f"{where}: {most / len(sample):.0%} of the images are one and the same. {fix}" if most > MAX_SAME * len(sample) else ""
+        f"{where}: {most / len(sample):.0%} of the {what} are one and the same. {fix}" if most > MAX_SAME * len(sample) else ""
     )
 
 
@@ -117,22 +122,29 @@ def _name(data: Any, chosen: np.ndarray) -> str:
 
 def describe_loaded(data: Any) -> str:
     """Return one line: ``240 images 28x28x1, 2 classes (cat, dog), 180 train, 60 test; 90 files skipped: .gif``."""
-    channels, height, width = data.x.shape[1:]
     names = data.loaded.class_names
     told = f" ({', '.join(names)})" if 0 < len(names) <= MAX_NAMED_CLASSES else ""
-    line = f"{len(data.y)} images {height}x{width}x{channels}, {data.num_classes} classes{told}"
+    line = f"{len(data.y)} {_describe_examples(data)}, {data.num_classes} classes{told}"
     line += "".join(f", {counts.sum()} {split}" for split, counts in count_classes(data).items())
     if skipped := data.loaded.skipped:
         line += f"; {skipped.total()} files skipped: {', '.join(sorted(skipped))}"
     return line + "".join(f"; {count} with {what}" for what, count in sorted(data.loaded.converted.items()))
 
 
+def _describe_examples(data: Any) -> str:
+    """Return "images 28x28x1", "examples of 9x128 numbers" or "examples of 20 tokens (of 5000)"."""
+    if data.kind == "image":
+        channels, height, width = data.x.shape[1:]
+        return f"images {height}x{width}x{channels}"
+    return f"examples of {data.inputs}" + (f" (of {data.inputs.num_tokens})" if data.kind == "tokens" else "")
+
+
 def about_loaded(data: Any, warnings: Sequence[str]) -> dict[str, Any]:
     """Return the full account for ``summary.json``: sizes, classes with their counts, and what was skipped or converted."""
     loaded = data.loaded
     return {
-        "images": len(data.y),
-        "shape": [*data.x.shape[2:], data.x.shape[1]],
+        "images" if data.kind == "image" else "examples": len(data.y),
+        "shape": [*data.x.shape[2:], data.x.shape[1]] if data.kind == "image" else list(data.x.shape[1:]),
         "classes": list(loaded.class_names) or data.num_classes,
         **{f"{split}_by_class": counts.tolist() for split, counts in count_classes(data).items()},
         **{n: dict(v) for n in ("skipped", "converted") if (v := getattr(loaded, n))},

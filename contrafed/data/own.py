@@ -18,9 +18,10 @@ from contrafed.data.stratified import cut_stratified
 
 
 def facts_of(data: ImageData) -> dict[str, Any]:
-    """Return what the run's model requires of images: shape (C, H, W), number of classes, mean and std by channel."""
+    """Return what the run's model requires of examples: shape, number of classes, mean and std, and the kind unless images."""
     mean, std = list(data.mean), list(data.std)
-    return {"shape": list(data.x.shape[1:]), "num_classes": data.num_classes, "mean": mean, "std": std}
+    kind = {} if data.kind == "image" else {"kind": data.kind}
+    return {"shape": list(data.x.shape[1:]), "num_classes": data.num_classes, "mean": mean, "std": std, **kind}
 
 
 def adapt_to_run(data: ImageData, facts: Mapping[str, Any], where: str) -> ImageData:
@@ -30,6 +31,8 @@ def adapt_to_run(data: ImageData, facts: Mapping[str, Any], where: str) -> Image
         UserError: If the run's model does not accept them.
     """
     shape = list(data.x.shape[1:])
+    if data.kind != (wanted := facts.get("kind", "image")):
+        raise UserError(f"{where} has {data.inputs}; this run's model takes {wanted}")
     if shape != facts["shape"]:
         raise UserError(f"{where} has images of {_size(shape)}; this run's model takes {_size(facts['shape'])}")
     if data.num_classes != facts["num_classes"]:
@@ -70,7 +73,7 @@ def own_images(run: ClientRun, client: int, place: str) -> tuple[ImageData, Part
         data = module.load(config, "folder", allow_empty=True)
     else:
         module = registry.find(PACKAGES["dataset"], "dataset", {"name": "npz"})
-        data = module.load(module.Config(**shared, num_classes=facts["num_classes"]), "npz")
+        data = module.load(module.Config(**shared, num_classes=facts["num_classes"], kind=None), "npz")
     data = adapt_to_run(data, facts, str(path))
     check_loaded(data, str(path))
     y, validation = data.y.numpy(), None if data.validation is None else np.flatnonzero(data.validation.numpy())

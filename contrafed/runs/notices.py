@@ -17,7 +17,8 @@ LARGE_SHARE = 0.5
 def said_of_scale(run: Run, workspace: Workspace) -> str:
     """Return the notice that marks every output of a run on reduced scale or replaced images, empty for others."""
     scale, stand_in = run.composed.get("scale"), workspace.federation.data.stand_in
-    images = f"{stand_in} images in place of {run.client.dataset.name}" if stand_in else ""
+    what = "images" if workspace.kind == "image" else "data"
+    images = f"{stand_in} {what} in place of {run.client.dataset.name}" if stand_in else ""
     return ", ".join(filter(None, [f"scale={scale}" if scale else "", images]))
 
 
