@@ -1,4 +1,4 @@
-"""Feature shift: each client's images are turned, lit, blurred or noisy in its own way, whatever classes it holds."""
+"""Feature shift: each client's images are turned, lit, blurred or noisy in its own way."""
 
 import math
 from dataclasses import dataclass
@@ -37,8 +37,8 @@ def draw_shifts(config: FeatureShift, num_clients: int, seed: int) -> np.ndarray
         seed: The seed of the federation.
 
     Returns:
-        With u ~ U(-1, 1) for each client: degrees u (rotation), the factor 1 + strength u (brightness), or strength |u|, which
-        is the standard deviation in pixels (blur) or as a share of the grey levels (noise).
+        Each client has its u ~ U(-1, 1). A rotation is by degrees u. A brightness is the factor 1 + strength u. Blur and noise
+        have the standard deviation strength |u|, in pixels or as a share of the grey levels.
     """
     u = np.array([generator(seed, "feature shift", 0, client).uniform(-1, 1) for client in range(num_clients)])
     if config.kind == "rotation":

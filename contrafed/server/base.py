@@ -224,7 +224,7 @@ class FederatedStrategy(Strategy):
         """Ask the clients in ``config["clients"]`` to evaluate their models. Client state stays unchanged.
 
         In the last round, or with ``config["final"]``, every client with data writes its model to the folder
-        ``config["save"]``, if set, and with ``config["best"]`` to the one next to it. With ``config["load"]`` they evaluate
+        ``config["save"]``, if set. With ``config["best"]`` it is the folder next to it. With ``config["load"]`` they evaluate
         saved models, with ``config["validation"]`` also on their validation parts.
         """
         clients: Any = config.get("clients", [])

@@ -358,7 +358,7 @@ class Client(NumPyClient):
         """Evaluate every client's model, or that of ``models``, on its own ``split``: test or train. Changes nothing.
 
         ``final`` marks the run's last evaluation. With ``after_training`` the evaluation follows the local update of the next
-        round, whose result is discarded. ``metrics``: beside accuracy and loss. ``validation``: also on the validation part.
+        round, whose result is discarded. ``metrics``: further scores. ``validation``: also on the validation part.
         """
         how = local_round.EvaluationRequest(split, final, after_training, deadline, metrics, validation)
         return local_round.evaluate(self, received, server_round, how, models)
