@@ -67,6 +67,17 @@ def test_a_stack_equals_its_clients_alone(write, kind):
             assert not torch.equal(value, workspace.initial[name.removeprefix("model/")]) or "bias" in name
 
 
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_networks_have_levels_and_resume_from_any_stage(write, kind):
+    workspace = workspace_of(config_for(kind, write(x=ARRAYS[kind]), "strategy=fedavg"))
+    model, x = workspace.model, workspace.images(torch.arange(5))
+    with torch.no_grad():
+        found = model(x, with_levels=True)
+        assert all(level.shape[0] == 5 and level.dim() == 2 for level in found.levels)
+        for level, out in enumerate([x, *model.encoder.outputs(x)]):
+            assert torch.equal(model.resume(out, level).logits, found.logits)
+
+
 def test_values_are_standardised_by_the_training_part(write):
     split = np.arange(60) % 4 // 3
     workspace = workspace_of(config_for("table", write(x=ARRAYS["table"], split=split)))

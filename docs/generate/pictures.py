@@ -65,7 +65,7 @@ def draw_feature_shift() -> None:
             each.imshow(image, cmap="gray", vmin=0, vmax=255)
             each.set(xticks=[], yticks=[], title=f"client {client}" if kind == "rotation" else "")
         axes[0].set_ylabel(kind)
-    figure.savefig(FIGURES / "feature_shift.png")
+    figure.savefig(FIGURES / "partition_feature_shift.png")
 
 
 def draw_participation() -> None:
