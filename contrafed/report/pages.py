@@ -1,5 +1,6 @@
 """Write reports: a folder of tables and figures, and the table and figure of a sweep."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def write(
     found: dict[str, tuple[Table, str, str]] = {}
     title = tables.format_title(runs, title)
     every = tables.runs_table(runs, title, target)
-    found["runs"] = (every, every.markdown + tables.READ + format_mixes(runs), every.latex)
+    found["runs"] = (every, every.markdown + tables.READ + format_mixes(runs) + format_selection(runs), every.latex)
     for comparison in published.compare(runs):
         text, latex = tables.comparison_text(comparison), tables.comparison_latex(comparison)
         found[comparison.stem] = (tables.comparison_table(comparison), text, latex)
@@ -75,7 +76,8 @@ def leave(folder: Path, runs: Sequence[Path]) -> None:
             return
         title = tables.format_title(found, folder.name)
         table = tables.runs_table(found, title)
-        text = f"# {title}\n\n{table.markdown}{tables.READ}{format_mixes(found)}{format_differences(found, title)}"
+        text = f"# {title}\n\n{table.markdown}{tables.READ}{format_mixes(found)}{format_selection(found)}"
+        text += format_differences(found, title)
         (folder / "sweep.md").write_text(text, encoding="utf-8")
         (folder / "sweep.csv").write_text(table.csv, encoding="utf-8")
         plots.save(figures.accuracy(*figures.quiet(group_runs(found), title), *accuracy_of(found)), folder / "sweep")
@@ -98,6 +100,16 @@ def describe_training(runs: Sequence[FinishedRun]) -> str:
 def join_remarks(*lines: str) -> str:
     """Return a paragraph for each line that is not empty."""
     return "".join(f"\n{line}\n" for line in lines if line)
+
+
+def format_selection(runs: Sequence[FinishedRun]) -> str:
+    """Return a paragraph about the data that the best evaluations are selected on. It is empty if all are test data."""
+    on = Counter("validation" if run.selects_on_validation else "test" for run in runs)
+    if not on["validation"]:
+        return ""
+    share = "" if not on["test"] else f" of {on['validation']} of {len(runs)} runs"
+    rest = "" if not on["test"] else " Those of the others are selected on test data."
+    return f"\nThe best evaluations{share} are selected on validation data, and their accuracy is on test data.{rest}\n"
 
 
 def format_differences(runs: Sequence[FinishedRun], title: str, *, named: bool = False) -> str:

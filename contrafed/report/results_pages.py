@@ -14,7 +14,7 @@ from contrafed.core.errors import UserError
 from contrafed.report import figures, plots, published, results, tables
 from contrafed.report.groups import describe_mixes, group_runs, usable
 from contrafed.report.names import label_group, name_table
-from contrafed.report.pages import describe_training, format_differences, join_remarks
+from contrafed.report.pages import describe_training, format_differences, format_selection, join_remarks
 from contrafed.report.published import MEASURED_BY, Comparison
 from contrafed.report.runs import FinishedRun
 from contrafed.report.tables import Table, figure_of
@@ -102,7 +102,8 @@ def _build_page(path: Path, stored: Sequence[FinishedRun], drawn: Path) -> tuple
     guide = "The columns are explained in [How to read the tables](../RESULTS.md#how-to-read-the-tables).\n"
     parts += [remarks, "## All runs\n", every.markdown, guide]
     mixes = describe_mixes(groups, lambda group: label_group(group, ()))
-    parts += [join_remarks(mixes, describe_training(runs)).lstrip(), format_differences(runs, title, named=True).lstrip()]
+    parts += [join_remarks(mixes, describe_training(runs)).lstrip(), format_selection(runs).lstrip()]
+    parts += [format_differences(runs, title, named=True).lstrip()]
     if aside:
         parts.append("Left out:\n\n" + "".join(f"* {line}\n" for line in aside))
     return title, "\n".join(part for part in parts if part), pictures

@@ -9,7 +9,7 @@ import numpy as np
 from contrafed.runs.output.series import Curves, moving_average, shown_clients
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish too.
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
+BLUE, ORANGE, GREEN, GREY, SKY, YELLOW = "#0072B2", "#D55E00", "#009E73", "#666666", "#56B4E9", "#E69F00"
 
 # From this number of points on, a curve is drawn as its moving average over the window, with pale points behind it. FedRCL
 # smooths its curves over 20.
@@ -34,6 +34,8 @@ def accuracy_figure(path: Path, curves: Curves, note: str = "", title: str = "")
         ("global", "train", GREY, "global model, training data"),
         ("global", "clients", GREEN, "global model, clients' own test parts"),
         ("personal", "test", ORANGE, "personal models, own test parts"),
+        ("global", "validation", SKY, "global model, validation"),
+        ("personal", "validation", YELLOW, "personal models, own validation parts"),
     )
     for scope, split, colour, label in kinds:
         points = curves.get((scope, split, "accuracy"), ())
