@@ -80,6 +80,10 @@ def test_two_swept_numbers_are_a_heat_map_and_one_is_a_line(tmp_path):
         for t in (0.1, 0.5)
         for w in (1, 5, 9)
     ]
+    validated = [change | {"more": [(30, "global", "validation", "accuracy", 0.95)]} for change in both]
+    (drawn,) = choose(of_runs(tmp_path / "validated", *validated)).values()
+    assert set(drawn.panels["MOON"].values()) == {95}
+    assert drawn.caption.startswith("Validation accuracy")
     figures = choose(of_runs(tmp_path / "two", *both, method("fedavg")))
     drawn = figures.pop("sweep-temperature-weight")
     assert (drawn.kind, drawn.ylabel, drawn.xlabel) == ("heatmap", "temperature", "weight")

@@ -1,8 +1,9 @@
 """Write a report for a paper: figures at the width of a column or a page, and a LaTeX table, with display names."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from contrafed.report.latex import escape_tex
 from contrafed.report.names import label_group, name_panel, name_scores
 from contrafed.report.paper_figures import MAX_CURVES, MAX_PANELS, draw_paper_figure, draw_paper_ranks
 from contrafed.report.plots import save
-from contrafed.report.runs import FinishedRun, accuracy_of
+from contrafed.report.runs import FinishedRun, Points, accuracy_of
 from contrafed.report.statistics import over_seeds
 from contrafed.report.tables import place_beside
 
@@ -85,20 +86,12 @@ def describe_data(runs: Sequence[FinishedRun]) -> str:
 
 def choose_figures(found: Sequence[Group], runs: Sequence[FinishedRun], about: str) -> dict[str, Drawn]:
     """Return {name: figure}: swept numbers as a heat map or lines, accuracy over rounds, accuracies of clients."""
-    said, points = accuracy_of(runs)
-    last = {id(group): [100 * points(run)[-1][1] for run in group.runs if points(run)] for group in found}
-    out = dict[str, Drawn]()
-    for keys, panels in find_sweeps(found, last).items():
-        name = f"sweep-{'-'.join(key.rpartition('.')[2] for key in keys)}"
-        if len(keys) == 2:
-            caption = f"{_capital(said)} after the last round (%), by {name_key(keys[0])} and {name_key(keys[1])}. {about}."
-            for number, part in _number_parts(_split(panels, MAX_PANELS)):
-                out[name + number] = Drawn("heatmap", part, name_key(keys[1]), name_key(keys[0]), caption)
-        else:
-            caption = f"{_capital(said)} after the last round, by {name_key(keys[0])}. {about}."
-            out |= _draw_parts(name, "lines", panels, name_key(keys[0]), f"{said} (%)", caption)
+    out = draw_sweeps(found, runs, about)
     if any(drawn.kind == "heatmap" for drawn in out.values()):
         return out
+    said, points = accuracy_of(runs)
+    last = collect_last(found, points)
+
     place, order = _place_of(found), _order_of(found, last)
     curves, clients = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
     for group in sorted(found, key=lambda group: order.index(label_group(group, place(group)))):
@@ -110,6 +103,35 @@ def choose_figures(found: Sequence[Group], runs: Sequence[FinishedRun], about: s
     out |= _draw_parts("accuracy", "curves", curves, "round", f"{said} (%)", caption)
     caption = f"Share of clients with at most the accuracy on the x axis, after the last round. {about}."
     return out | _draw_parts("clients", "cdf", clients, "accuracy of a client (%)", "share of clients", caption)
+
+
+def collect_last(found: Sequence[Group], points: Callable[[FinishedRun], Points]) -> dict[int, list[float]]:
+    """Return {id of a group: the last accuracy of each seed, in percent}."""
+    return {id(group): [100 * points(run)[-1][1] for run in group.runs if points(run)] for group in found}
+
+
+def draw_sweeps(found: Sequence[Group], runs: Sequence[FinishedRun], about: str) -> dict[str, Drawn]:
+    """Return {name: figure} of swept numbers, by validation data if all runs select on these."""
+    said, points = validation_of(runs) or accuracy_of(runs)
+    last, out = collect_last(found, points), dict[str, Drawn]()
+    for keys, panels in find_sweeps(found, last).items():
+        name = f"sweep-{'-'.join(key.rpartition('.')[2] for key in keys)}"
+        if len(keys) == 2:
+            caption = f"{_capital(said)} after the last round (%), by {name_key(keys[0])} and {name_key(keys[1])}. {about}."
+            for number, part in _number_parts(_split(panels, MAX_PANELS)):
+                out[name + number] = Drawn("heatmap", part, name_key(keys[1]), name_key(keys[0]), caption)
+        else:
+            caption = f"{_capital(said)} after the last round, by {name_key(keys[0])}. {about}."
+            out |= _draw_parts(name, "lines", panels, name_key(keys[0]), f"{said} (%)", caption)
+    return out
+
+
+def validation_of(runs: Sequence[FinishedRun]) -> tuple[str, Callable[[FinishedRun], Points]] | None:
+    """Return the accuracy on validation data as ``accuracy_of`` does, None if a run does not select on these or has none."""
+    for scope in ("personal", "global"):
+        if all(run.selects_on_validation and run.points(scope, "validation", "accuracy") for run in runs):
+            return "validation accuracy", partial(FinishedRun.points, scope=scope, split="validation", metric="accuracy")
+    return None
 
 
 def _capital(text: str) -> str:
