@@ -41,13 +41,15 @@ def name_method(method: str) -> str:
     whole, slash, variant = method.partition("/")
     titles = {name: text.partition(": ")[0].removesuffix(" (SOLO)") for name, text in registry.choices("strategy").items()}
     client, plus, server = whole.partition("+")
-    title = titles.get(client, _spaced(client)) + (f"+{titles.get(server, _spaced(server))}" if plus else "")
+    title = titles.get(client, _replace_underlines(client)) + (
+        f"+{titles.get(server, _replace_underlines(server))}" if plus else ""
+    )
     if not slash:
         return title
     if variant.startswith("no_"):
         return f"{title} without {variant.removeprefix('no_').upper()}"
     key, equals, value = variant.partition("=")
-    return f"{title} ({f'{SYMBOLS.get(key, _spaced(key))} = {value}' if equals else _spaced(variant)})"
+    return f"{title} ({f'{SYMBOLS.get(key, _replace_underlines(key))} = {value}' if equals else _replace_underlines(variant)})"
 
 
 def name_key(key: str) -> str:
@@ -56,19 +58,19 @@ def name_key(key: str) -> str:
         return KEY_NAMES[key]
     group, dot, rest = key.partition(".")
     if not dot or rest == "name":
-        return _spaced(group)
-    last = _spaced(rest.removeprefix("local.").rpartition(".")[2])
-    return last if group == "strategy" else f"{_spaced(group)} {last}"
+        return _replace_underlines(group)
+    last = _replace_underlines(rest.removeprefix("local.").rpartition(".")[2])
+    return last if group == "strategy" else f"{_replace_underlines(group)} {last}"
 
 
 def name_value(key: str, value: str) -> str:
     """Return a value of a dotted key: ``CIFAR-10`` for ``dataset.name``, ``Markovian`` for ``participation.name``."""
     group, _, rest = key.partition(".")
     if rest != "name":
-        return _spaced(value)
+        return _replace_underlines(value)
     if group == "dataset" and (title := DATASET_TITLE.match(registry.choices("dataset").get(value, ""))):
         return title[1]
-    return CHOICE_NAMES.get(group, {}).get(value, _spaced(value))
+    return CHOICE_NAMES.get(group, {}).get(value, _replace_underlines(value))
 
 
 def name_setting(key: str, value: str) -> str:
@@ -77,5 +79,5 @@ def name_setting(key: str, value: str) -> str:
     return shown if key.endswith(".name") else f"{name_key(key)} = {shown}"
 
 
-def _spaced(text: str) -> str:
+def _replace_underlines(text: str) -> str:
     return text.replace("_", " ")

@@ -153,7 +153,7 @@ def _order_of(found: Sequence[Group], last: Mapping[int, Sequence[float]]) -> li
 def find_sweeps(
     found: Sequence[Group], last: Mapping[int, Sequence[float]]
 ) -> dict[tuple[str, ...], dict[str, dict[Any, Any]]]:
-    """Return {one or two swept numeric keys: panels}. A method that sweeps more, or words of its own, has none.
+    """Return {one or two swept numeric keys: panels}. A method that sweeps more keys has none.
 
     The panels of two keys are {method and setting: {(row, column): mean}}. Those of one are {setting: {method: {x: values}}}.
     """

@@ -1,6 +1,6 @@
 """Turn formulas of the documentation from LaTeX into MathML, which browsers show without a script and without a network.
 
-A formula of its own is a fenced block of the language ``math``, one in a line is between $` and `$. GitHub shows both as well.
+A displayed formula is a fenced block of the language ``math``. One in a line is between $` and `$. GitHub shows both as well.
 """
 
 import re
