@@ -32,7 +32,7 @@ from contrafed.config.run_config import resolve
 from contrafed.core.errors import RunStopped, UserError
 from contrafed.core.registry import CONF
 from contrafed.core.stdio import outliving
-from contrafed.runs.launch import find_folder, note_missing, print_other_jobs, read_objective, remove_empty
+from contrafed.runs.launch import find_folder, note_missing, print_other_jobs, read_objective, remove_empty, warn_of_objective
 from contrafed.runs.output import print_summary, quiet_libraries, versions
 from contrafed.runs.output.folder import hold_folder
 from contrafed.runs.setup import check_latest
@@ -68,6 +68,8 @@ def run_job(config: DictConfig) -> float | None:
         finally:
             remove_empty(folder)
         print_summary(summary, summary["folder"])
+        if notice := warn_of_objective(summary, run.objective):
+            print(notice, flush=True)
         return read_objective(summary, run.objective)
 
 

@@ -1,6 +1,7 @@
 """Make tables and figures of finished runs.
 
     python report.py DIR...                  every table (Markdown, CSV, LaTeX) and figure (PNG, PDF), in DIR/report
+    python report.py --paper DIR             figures of a paper's size and a LaTeX table, in DIR/report
     python report.py --as pmfl/table5 DIR... of an experiment's jobs alone, also of runs that another experiment made
     python report.py --baseline moon DIR...  differences to this method instead of FedAvg
     python report.py --list DIR...           a line on each run
@@ -31,10 +32,13 @@ def parser() -> Parser:
     kind = out.add_mutually_exclusive_group()
     kind.add_argument("--list", action="store_true", help="a line on each run")
     kind.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="two runs side by side")
+    kind.add_argument("--paper", action="store_true", help="figures of a paper's size and a LaTeX table, with display names")
     kind.add_argument(
         "--results", action="store_true", help="keep runs in results/, and write docs/RESULTS.md, docs/results and docs/figures"
     )
     out.add_argument("--out", type=Path, metavar="FOLDER", help="where to write instead of DIR/report")
+    width = "with --paper: the figures' width, such as 3.3 for a column (the default) or 7 for a page"
+    out.add_argument("--width", type=float, metavar="INCHES", help=width)
     out.add_argument("--name", help="with --results: what results/ calls the runs; by default the folder's name")
     out.add_argument("--title", help="of tables and figures; by default the folder's name")
     target = "accuracy to count rounds and MiB to; by default the runs' target_accuracy, or FedAvg's last in the same setting"
@@ -77,6 +81,8 @@ def _report(asked: argparse.Namespace) -> None:
         print("\n".join(f"{table.title}\n\n{table.plain}" for table in tables.compare_runs(a, b)), end="")
     elif asked.results:
         _results(asked)
+    elif asked.paper and asked.folders:
+        _paper(asked)
     elif not asked.folders:
         parser().error("name a folder with runs")
     elif asked.list:
@@ -93,19 +99,38 @@ def _report(asked: argparse.Namespace) -> None:
         for path in (folder / "runs.md", folder / "differences.md"):
             if path in files:
                 print(path.read_text(encoding="utf-8"))
-        print(
-            f"{len(files)} files of {format_count(len(runs), 'run')} are in {folder}: {', '.join(path.name for path in files)}"
-        )
+        _print_files(files, runs, folder)
+
+
+def _paper(asked: argparse.Namespace) -> None:
+    from contrafed.report.paper import COLUMN_INCHES, write_paper
+
+    width = COLUMN_INCHES if asked.width is None else asked.width
+    if not 2 <= width <= 12:
+        raise UserError(f"--width {width:g}: not a width in inches. Fix: between 2 and 12, such as 3.3 or 7")
+    runs = _usable(asked.folders, asked)
+    folder = asked.out or asked.folders[0] / "report"
+    _print_files(write_paper(runs, folder, width, asked.baseline), runs, folder)
+
+
+def _print_files(files: list[Path], runs: list, folder: Path) -> None:
+    names = ", ".join(path.name for path in files)
+    print(f"{len(files)} files of {format_count(len(runs), 'run')} are in {folder}: {names}")
+
+
+# Options of one kind of report, and the kinds that take them. A report has no kind.
+KINDS_OF_OPTION: dict[str, tuple[str | None, ...]] = {
+    "out": (None, "paper"), "title": (None,), "target": (None,), "baseline": (None, "paper"), "width": ("paper",),
+    "name": ("results",), "as": (None, "paper", "results"),
+}  # fmt: skip
 
 
 def _refuse_unused(asked: argparse.Namespace) -> None:
-    kind = next((name for name in ("list", "compare", "results") if getattr(asked, name)), None)
-    refused = {"results": ("out", "title", "target", "baseline"), None: ("name",)}.get(
-        kind, ("out", "title", "target", "baseline", "as", "name")
-    )
-    unused = [name for name in refused if getattr(asked, name) is not None]
+    kind = next((name for name in ("list", "compare", "results", "paper") if getattr(asked, name)), None)
+    unused = [name for name, kinds in KINDS_OF_OPTION.items() if kind not in kinds and getattr(asked, name) is not None]
     if unused:
-        raise UserError(f"--{unused[0]} does not go with " + (f"--{kind}" if kind else "a report: it is for --results"))
+        found = f"--{kind}" if kind else f"a report: it is for --{KINDS_OF_OPTION[unused[0]][-1]}"
+        raise UserError(f"--{unused[0]} does not go with {found}")
     if asked.config_dir is not None and getattr(asked, "as") is None:
         raise UserError("--config-dir goes with --as EXPERIMENT")
     if kind == "compare" and asked.folders:

@@ -87,6 +87,7 @@ class ContrafedSweeper(Sweeper):
         """Run every remaining job and return their results. Raises ``UserError``."""
         from contrafed.config.command_line import check_jobs
         from contrafed.config.compose import expand_jobs, take_shard
+        from contrafed.config.fairness import find_differing_training, warn_of_differing_training
         from contrafed.runs.output import quiet_libraries
         from contrafed.runs.setup import check_latest, names_folder
 
@@ -102,6 +103,10 @@ class ContrafedSweeper(Sweeper):
         check_latest(runs[0], self.named or every[0].experiment is not None)
         chosen = take_shard(list(zip(every, runs, strict=True)), self.shard)
         self.jobs = [Left(job, run, self._find_home(job, run)) for job, run in chosen]
+        if line := warn_of_differing_training(
+            find_differing_training((run.client.strategy.name, run.composed) for run in runs)
+        ):
+            print(line, flush=True)
         returned = self._run()
         self.report_failures()
         return returned

@@ -1,5 +1,6 @@
 """mlp: fully connected layers with ReLU."""
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated
@@ -18,12 +19,15 @@ class Config:
     projection: tuple[Annotated[int, Range(ge=1)], ...]
 
 
-def build(config: Config, in_channels: int, image_size: tuple[int, int], num_classes: int) -> SplitModel:
+INPUTS = ("image", "values")
+
+
+def build(config: Config, in_channels: int, image_size: tuple[int, ...], num_classes: int) -> SplitModel:
     """Build the hidden layers, with z after the last ReLU.
 
     MpFedcon's base for FEMNIST has hidden layers [512, 256].
     """
-    widths = (in_channels * image_size[0] * image_size[1], *config.hidden)
+    widths = (math.prod((in_channels, *image_size)), *config.hidden)
     layers: list[nn.Module] = [nn.Linear(a, b) for a, b in pairwise(widths)]
     if layers:
         layers[0] = nn.Sequential(nn.Flatten(), layers[0])

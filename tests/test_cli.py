@@ -227,7 +227,7 @@ def test_a_run_leaves_everything(finished_run):
     left = {path.name for path in folder.iterdir()}
     assert left == {
         "config.yaml", "metrics.csv", "clients.csv", "participants.csv", "times.csv", "summary.json", "accuracy.png",
-        "participation.png", "partition.png", "tensorboard", "model.safetensors",
+        "participation.png", "partition.png", "tensorboard", "model.safetensors", "best.safetensors",
     }  # fmt: skip
     assert any((folder / "tensorboard").iterdir())
     assert done.stderr == ""

@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs" / "generate"))
 import blocks  # noqa: E402
 import catalogue  # noqa: E402
+import formulas  # noqa: E402
 import results as made_of  # noqa: E402
 
 # A command of Contrafed without a shell's signs.
@@ -40,6 +41,8 @@ RUN_BLOCKS = {str(page.relative_to(ROOT)): found for page, found in ALL_BLOCKS i
 # What a page's commands leave in the reader's last folder: a picture, and what its last command compares, of rounds 0 to 3.
 FILES_LEFT = {"docs/own-method.md": {"compare.png": 0, "zero/metrics.csv": 4, "fedavg/metrics.csv": 4}}
 READ_BLOCKS = [block for _, found in ALL_BLOCKS for block in found if block.needs]
+# A path of the machine that executed a notebook.
+MACHINE = re.compile(r"(?<![\w.:/<])/(?:tmp|home|root|work|opt|usr|var|Users)\b")
 LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -115,7 +118,7 @@ def parse_block(block):
     elif block.language in ("yaml", "toml"):
         assert {"yaml": yaml.safe_load, "toml": tomllib.loads}[block.language](block.text)
     else:
-        assert block.language in ("", "bibtex", "text"), f"{block.name}: {block.language} is no language of ours"
+        assert block.language in ("", "bibtex", "math", "text"), f"{block.name}: {block.language} is no language of ours"
 
 
 def compose_command(command):
@@ -219,7 +222,7 @@ def test_every_method_has_a_page_with_loss_paper_symbols_and_interpretations():
         assert f"({name}.md)" in index
         assert ("No paper." if m.paper is None else m.paper.title) in text
         assert f"python main.py strategy={name} " in text
-        assert "\n## Loss and algorithm\n\n```text\nclient: " in text, name
+        assert "\n## Loss and algorithm\n\n```math\n\\begin{aligned}\n\\text{client:}" in text, name
         for key in (*m.client_fields, *m.rule_fields):
             assert f"| `strategy.{key}` |" in text, (name, key)
     text = catalogue.page("pmfl")
@@ -229,6 +232,15 @@ def test_every_method_has_a_page_with_loss_paper_symbols_and_interpretations():
     assert "and the global one" in catalogue.page("ditto")
     assert "and the global one" not in catalogue.page("fedamp")
     assert "Theorem 1 then minimises" in text  # its errata
+
+
+def test_formulas_become_mathml():
+    pytest.importorskip("latex2mathml")
+    text = formulas.convert_formulas((ROOT / "docs" / "METHODS.md").read_text(encoding="utf-8"))
+    assert text.count('<div class="formula"><math') == text.count("</math></div>") > 40
+    assert "```math" not in text
+    with pytest.raises(ValueError, match="cannot be converted"):
+        formulas.convert_formulas("a $`\\unheard x`$")
 
 
 def test_every_partition_has_a_picture():
@@ -255,6 +267,7 @@ def test_the_experiment_of_ones_own_is_taken_as_it_stands(tmp_path):
 def test_the_site_builds_strictly_and_reads_offline(tmp_path):
     pytest.importorskip("material")
     pytest.importorskip("mkdocstrings")
+    pytest.importorskip("latex2mathml")
     asked = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -268,14 +281,20 @@ def test_the_site_builds_strictly_and_reads_offline(tmp_path):
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
-def test_a_notebook_is_stored_without_outputs_and_can_be_read(path):
-    """``.ci/run`` executes them."""
-    cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
-    assert len(cells) > 3
-    for cell in cells:
-        assert cell["outputs"] == []
-        assert cell["execution_count"] is None
-        ast.parse("".join(cell["source"]))
+def test_a_notebook_has_outputs_and_a_sentence_below_each_figure(path):
+    """``.ci/run`` executes them, and ``docs/generate/notebooks.py`` stores what they print."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    figures = [
+        n for n, cell in enumerate(cells) if any("image/png" in output.get("data", {}) for output in cell.get("outputs", ()))
+    ]
+    assert figures
+    assert all(cells[n + 1]["cell_type"] == "markdown" for n in figures)
+    for cell in code:
+        ast.parse("".join(line for line in cell["source"] if not line.startswith("%%")))
+        assert not MACHINE.search(json.dumps(cell["outputs"]))
+        assert "execution" not in cell["metadata"]
 
 
 def test_the_readmes_table_is_what_results_hold():
@@ -298,14 +317,14 @@ def test_a_method_with_results_shows_them_beside_the_papers_and_others_show_noth
         write_run(folder / name, values, **method(name, **about))
         kept.keep(find([folder]), tmp_path / "results", folder.name)
     page = "\n".join(made_of.section("pmfl", tmp_path))
-    assert "| pmfl | 80.00 | 1 |" in page
-    assert "| PMFL, Table I | SVHN bernoulli pmfl test_accuracy | 80.00 | 87.47 |" in page
+    assert "| PMFL, Table I | SVHN, bernoulli, PMFL, test accuracy | 80.00 | 87.47 |" in page
+    assert "80.00 | 1 |" not in page  # one number a run
     assert made_of.section("fedavgm", tmp_path) == []
     table = made_of.readme_table(tmp_path)
     assert "SVHN" not in table  # one row compares nothing
     assert "CIFAR-10, bernoulli, test accuracy |" in table
-    assert "| pmfl | 20.00 |" in table
-    assert "| fedau | 40.00 |" in table
+    assert "| PMFL | 20.00 |" in table
+    assert "| FedAU | 40.00 |" in table
     assert table.endswith("\n<!-- end of results -->\n")
     assert made_of.TABLE.search((ROOT / "README.md").read_text(encoding="utf-8"))
     (file, png), *_ = made_of.pictures("pmfl", tmp_path)

@@ -124,7 +124,7 @@ def test_the_wheel_has_two_names_and_all_that_they_need(built):
     wheel, printed = built
     assert "absent from the `packages` configuration" not in printed
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {name.split("/")[0] for name in names} == {"contrafed", "hydra_plugins", "contrafed-0.1.0.dist-info"}
+    assert {name.split("/")[0] for name in names} == {"contrafed", "hydra_plugins", "contrafed-0.2.0.dist-info"}
     assert "contrafed/py.typed" in names
     ours = set()
     for top in PACKAGES:

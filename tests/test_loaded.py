@@ -67,14 +67,13 @@ def test_folders_of_splits_are_no_classes(tmp_path, splits):
         load("folder", tmp_path)
 
 
-def test_train_and_test_are_read_and_val_is_reported(tmp_path):
+def test_train_test_and_val_are_read(tmp_path):
     for split, count in (("Training", 4), ("test", 2), ("valid", 3)):
         write_images(tmp_path / split, ["a", "b"], count)
     data = load("folder", tmp_path)
     assert (int((~data.test).sum()), int(data.test.sum())) == (8, 4)
-    assert len(data.warnings) == 1
-    assert "valid/" in data.warnings[0]
-    assert "6 images" in data.warnings[0]
+    assert int(data.validation.sum()) == 6
+    assert data.warnings == ()
 
 
 def test_folders_between_the_classes_and_their_images_are_refused(tmp_path):

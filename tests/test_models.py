@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 from contrafed.core import registry
 from contrafed.core.client_run import Choice, choose
 from contrafed.core.errors import UserError
+from contrafed.core.inputs import accepted_kinds
 from contrafed.core.layers import HalvingPool, group_norm
 from contrafed.core.randomness import torch_generator
 from contrafed.core.split_model import SplitModel, Stages, build_model
@@ -23,12 +24,14 @@ from contrafed.models.shufflenet import Unit
 from contrafed.training.batches import Batches, draw_dropout
 from contrafed.training.client_stack import ClientStack
 
-MODELS = sorted(registry.choices("model"))
 SMALL_MODELS = ("mlp", "cnn", "cnn_pmfl", "cnn5", "lenet")
 
 
 def settings_of(name, **changes):
     return choose("model", {**OmegaConf.to_container(OmegaConf.load(registry.CONF / "model" / f"{name}.yaml")), **changes})
+
+
+MODELS = [name for name in sorted(registry.choices("model")) if "image" in accepted_kinds(settings_of(name))]
 
 
 def make(name, channels=3, size=32, classes=10, seed=0, **changes):

@@ -226,4 +226,4 @@ def test_where_columns_have_one_method_settings_are_ranked(tmp_path, monkeypatch
     monkeypatch.setattr(results_pages.plots, "save", lambda figure, stem: [stem.with_suffix(".png"), stem.with_suffix(".pdf")])
     results.keep(find([tmp_path]), tmp_path / "results", "tried")
     results_pages.write_results_pages(tmp_path)
-    assert "| SVHN test accuracy pmfl | 0.50 | 3 |" in (tmp_path / "docs" / "results" / "tried.md").read_text()
+    assert "| SVHN test accuracy PMFL | 0.50 | 3 |" in (tmp_path / "docs" / "results" / "tried.md").read_text()

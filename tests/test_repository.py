@@ -21,12 +21,16 @@ BEFORE, AFTER = rf"{NUMBER}[\d., and]*[\s#]*(?:of|in)\s+(?:docs/)?{PAGE}", rf"{P
 NUMBERED_PATTERN = re.compile(rf"{BEFORE}|{AFTER}|\b(?:METHODS|BASELINES)\s+[A-Z]?\d")
 
 
+# Permissions of the jobs that publish.
+PYPI, PAGES = {"publish": {"id-token": "write"}}, {"publish": {"id-token": "write", "pages": "write"}}
+
+
 def text_of(name):
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-def workflow():
-    return yaml.safe_load(text_of(".github/workflows/test.yml"))
+def workflow(name="test"):
+    return yaml.safe_load(text_of(f".github/workflows/{name}.yml"))
 
 
 def commands_of(job):
@@ -48,14 +52,34 @@ def test_the_workflow_runs_lint_types_and_tests_on_every_python():
         assert line in text_of("CONTRIBUTING.md"), line
 
 
-def test_the_workflow_has_actions_by_commit_and_the_least_permissions():
-    lines = [line.strip() for line in text_of(".github/workflows/test.yml").splitlines() if "uses:" in line]
-    assert len(lines) == 4
-    assert all(re.fullmatch(r"- uses: actions/[a-z-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", line) for line in lines)
-    assert workflow()["permissions"] == {"contents": "read"}
-    assert all("permissions" not in job for job in workflow()["jobs"].values())
-    checkouts = [step for job in workflow()["jobs"].values() for step in job["steps"] if "checkout" in step.get("uses", "")]
+@pytest.mark.parametrize(("name", "actions", "writes"), [("test", 4, {}), ("release", 5, PYPI), ("site", 4, PAGES)])
+def test_a_workflow_has_actions_by_commit_and_the_least_permissions(name, actions, writes):
+    lines = [line.strip() for line in text_of(f".github/workflows/{name}.yml").splitlines() if "uses:" in line]
+    assert len(lines) == actions
+    assert all(re.fullmatch(r"- uses: (?:actions|pypa)/[a-z-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", line) for line in lines)
+    assert workflow(name)["permissions"] == {"contents": "read"}
+    jobs = workflow(name)["jobs"]
+    assert {name: job["permissions"] for name, job in jobs.items() if "permissions" in job} == writes
+    checkouts = [step for job in jobs.values() for step in job["steps"] if "checkout" in step.get("uses", "")]
     assert all(step["with"] == {"persist-credentials": False} for step in checkouts)
+
+
+def test_a_release_builds_and_checks_what_it_publishes():
+    lines = commands_of(workflow("release")["jobs"]["build"])
+    assert lines[-2:] == ["python -m build", "twine check --strict dist/*"]
+    assert all(f".release/bin/{line}" in text_of("docs/releasing.md") for line in lines[-2:])
+    assert workflow("release")["jobs"]["publish"]["environment"] == "pypi"
+    assert "mkdocs build --strict" in commands_of(workflow("site")["jobs"]["build"])
+
+
+def test_issue_templates_are_forms():
+    forms = [
+        yaml.safe_load(path.read_text()) for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml") if path.stem != "config"
+    ]
+    assert len(forms) == 3
+    assert all(
+        {"name", "description", "body"} <= form.keys() and all("id" in field for field in form["body"]) for form in forms
+    )
 
 
 def test_the_constraints_fit_the_dependencies_and_name_no_machine():
@@ -201,7 +225,8 @@ def test_the_containers_are_a_superlink_with_a_proxy_and_three_supernodes():
     assert found["superlink"]["ports"] == ["127.0.0.1:8000:8000"]
     declared = yaml.safe_load(text_of("compose.yaml"))["volumes"]
     assert {v.partition(":")[0] for name, one in found.items() if name != "proxy" for v in one["volumes"]} == set(declared)
-    assert found["superlink"]["build"]["context"] == "."
+    assert found["superlink"]["build"] == {"context": "."}  # its Dockerfile
+    assert "ARG TORCH=cpu" in text_of("Dockerfile")
 
 
 @pytest.mark.slow

@@ -23,8 +23,8 @@ def test_a_paper_s_table_with_one_method_of_ours_is_a_row_for_each_cell(tmp_path
     columns = ["### SVHN bernoulli, test accuracy"]
     correlation = "### Spearman's correlation with the published values"
     assert heads == ["# tried", "## PMFL, Table I", *columns, correlation, "## Single methods", "## Figures", "## All runs"]
-    assert "| pmfl | 70.00 | 87.47 | -17.47 | " in page
-    assert "| PMFL, Table I | server_lr=2 | SVHN bernoulli, test accuracy | mifa | 70.00 | " in page
+    assert "| PMFL | 70.00 | 87.47 | -17.47 | " in page
+    assert "| PMFL, Table I | server_lr=2 | SVHN bernoulli, test accuracy | MIFA | 70.00 | " in page
     cells = [line for line in page.splitlines() if " | server_lr=3 | " in line]
     assert [line.split(" | ")[2] for line in cells] == ["SVHN bernoulli, train accuracy", "SVHN bernoulli, test accuracy"]
     assert "## Single methods" not in Path("docs/results/own.md").read_text()

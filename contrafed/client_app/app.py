@@ -16,7 +16,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from contrafed.client_app.files import ClientStateError, Moment, StateDir, read_personal, write_personal
+from contrafed.client_app.files import ClientStateError, Moment, StateDir, best_folder, read_personal, write_personal
 from contrafed.client_app.message_checks import (
     DATA_DIR,
     check_modules,
@@ -110,6 +110,7 @@ def query(message: Message, context: Context) -> Message:
             "partition-id": client,
             "num-examples": len(partition.train(client)),
             "num-test-examples": len(partition.test(client)),
+            "num-validation-examples": len(partition.validation(client)),
             "class-counts": partition.class_counts()[client].tolist(),
         }
     )
@@ -140,7 +141,7 @@ def run_stack(messages: Sequence[Message], contexts: Sequence[Context], deadline
 
 
 def _evaluate(client: Client, received: list[Tensors], config: Mapping[str, Any], deadline: float | None) -> list[Evaluation]:
-    """Evaluate clients' models, or those in the folder ``load``. With ``save`` write them to that folder."""
+    """Evaluate clients' models, or those in the folder ``load``. Write them to ``save``, with ``best`` next to it."""
     models = None
     if config.get("load"):
         found = [read_personal(str(config["load"]), k) for k in client.clients]
@@ -153,11 +154,13 @@ def _evaluate(client: Client, received: list[Tensors], config: Mapping[str, Any]
         "final": final,
         "after_training": after_training,
         "metrics": list(config.get("metrics", ())),
+        "validation": bool(config.get("validation")),
     }
     evaluated = client.evaluate_clients(received, server_round, deadline=deadline, models=models, **how)
     if config.get("save"):
+        place = best_folder(str(config["save"])) if config.get("best") else str(config["save"])
         for k, one, tensors in zip(client.clients, evaluated, received, strict=True):
-            write_personal(str(config["save"]), k, one.model, tensors)
+            write_personal(place, k, one.model, tensors)
     return evaluated
 
 
@@ -255,7 +258,9 @@ def _open(message: Message, context: Context) -> Opened:
     client = workspace.client_class(workspace, [partition], [codec.state_of(context.state, CLIENT_STATE)])
     report: dict[str, str | bool] = {}
     try:
-        if state is not None:
+        if config.get("load"):  # saved models are evaluated without it
+            pass
+        elif state is not None:
             client.client_states = [state.read(now)]
             _check(client, received)
         elif now.known and not client.client_states[0]:
@@ -304,7 +309,7 @@ def _commit(context: Context, memory: Tensors) -> None:
 
 
 def _scores(message: Message, evaluated: Evaluation, report: Mapping[str, str | bool] | None = None) -> Message:
-    metrics = MetricRecord({"num-examples": evaluated.num_examples, **evaluated.metrics})
+    metrics = MetricRecord({"num-examples": evaluated.num_examples, **evaluated.metrics, **evaluated.validation})
     return Message(RecordDict({codec.METRICS: metrics, **_about(report)}), reply_to=message)
 
 

@@ -27,6 +27,11 @@ def personal_file(folder: str | Path, client: int) -> Path:
     return Path(folder) / f"{client}.safetensors"
 
 
+def best_folder(folder: str) -> str:
+    """Return the folder of the models at the best evaluation, next to that of a run's personal models."""
+    return f"{folder}-best"
+
+
 def write_personal(folder: str, client: int, model: Tensors, received: Tensors) -> None:
     """Write a client's ``model``, and other tensors that it ``received``, such as prototypes. The file is replaced as a
     whole.

@@ -18,8 +18,9 @@ from contrafed.core import registry
 from contrafed.core.buffers import has_batch_norm
 from contrafed.core.client_run import choose
 from contrafed.core.errors import UserError
+from contrafed.core.inputs import build_model_for, example_inputs
 from contrafed.core.privacy import central, none
-from contrafed.core.split_model import SplitModel, build_model
+from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import Tensors
 from contrafed.data.participation import make_participation, pattern_class_of
 from contrafed.server.aggregation import make_aggregation
@@ -209,4 +210,6 @@ def _declared_fault(messages: Any, client: type[Client], model: SplitModel, conf
 @lru_cache(maxsize=1)
 def _outline(values: str) -> SplitModel:
     """Return the chosen model with parameters that have no values."""
-    return build_model(choose("model", json.loads(values)), CHANNELS, (SIDE, SIDE), CLASSES, 0, tried=False).to("meta")
+    choice = choose("model", json.loads(values))
+    inputs = example_inputs(choice, (CHANNELS, SIDE, SIDE))
+    return build_model_for(choice, inputs, CLASSES, 0, tried=False).to("meta")

@@ -61,6 +61,7 @@ class Top:
     evaluate_after: Literal["download", "local_training"]
     early_stop: Annotated[int, Range(ge=1)] | None
     target_accuracy: Annotated[float, Range(gt=0, le=1)] | None
+    select_on: Literal["validation", "test"] | None
     init_from: str | None
     checkpoint_every: Annotated[int, Range(ge=1)] | None
     checkpoint_keep: Annotated[int, Range(ge=1)]
@@ -129,6 +130,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     participation = chosen["participation"]
     contrafed.data.images.check(client.dataset)
     contrafed.data.checks.check(client.partition, client.num_clients)
+    contrafed.data.checks.check_validation(client.dataset, client.partition)
     if top.held_out_clients and client.partition.config.scarce_clients:
         raise UserError(
             "partition.scarce_clients and held_out_clients are both the last clients: the scarce ones would never train"

@@ -148,6 +148,15 @@ def check(choice: Choice, num_clients: int) -> None:
             raise UserError(f"partition.path: there is no file {choice.config.path}")
 
 
+def check_validation(dataset: Choice, partition: Choice) -> None:
+    """Raise ``UserError`` for a central validation split of images that the server does not deal."""
+    if dataset.config.validation_fraction and hasattr(partition.module, "explicit"):
+        raise UserError(
+            f"dataset.validation_fraction: partition={partition.name} says itself which images clients train on. "
+            "Fix: set partition.validation_fraction instead"
+        )
+
+
 def check_common(choice: Choice, num_clients: int) -> None:
     """Raise ``UserError`` for common settings that this partition, or this number of clients, does not support."""
     module, common = choice.module, choice.config
@@ -156,9 +165,11 @@ def check_common(choice: Choice, num_clients: int) -> None:
     if hasattr(module, "lazy") or hasattr(module, "OWN"):
         unused = {
             "test_fraction": 0 if hasattr(module, "OWN") else common.test_fraction or 0,
+            "validation_fraction": 0 if hasattr(module, "OWN") else common.validation_fraction,
             "scarce_clients": common.scarce_clients,
             "deal_test": common.deal_test,
             "min_client_size": common.min_client_size if hasattr(module, "OWN") else 0,
+            "feature_shift": hasattr(module, "OWN") and common.feature_shift.kind != "none",
         }
         unused["keep_fraction"] = 1 - common.keep_fraction
         if any(unused.values()):

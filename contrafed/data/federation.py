@@ -10,6 +10,7 @@ from contrafed.data.images import ImageData, load_images
 from contrafed.data.label_flip import flip_labels
 from contrafed.data.own import adapt_to_run, own_images
 from contrafed.data.partition import Partition, make_partition
+from contrafed.data.shifted_partition import ShiftedPartition
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,19 @@ class Federation:
         """The number of clients (K)."""
         return self.partition.num_clients
 
+    def labels(self, index: np.ndarray) -> np.ndarray:
+        """Return the labels (n,) of positions in parts of this federation (n,)."""
+        return self.data.y.numpy()[index % max(len(self.data.y), 1)]
+
     @property
     def central_test(self) -> np.ndarray:
         """Indices of the central test split, empty if the splits were merged."""
         return np.flatnonzero(self.data.test.numpy())
+
+    @property
+    def central_validation(self) -> np.ndarray:
+        """Indices of the central validation split, empty without one."""
+        return np.flatnonzero(self.data.validation.numpy()) if self.data.validation is not None else np.zeros(0, dtype=np.int64)
 
 
 def load_federation(run: ClientRun, own: tuple[int, str] | None = None) -> Federation:
@@ -49,4 +59,8 @@ def load_federation(run: ClientRun, own: tuple[int, str] | None = None) -> Feder
         data = adapt_to_run(data, run.images, f"dataset={run.dataset.name} on this client")
     merged = run.dataset.config.merge_splits
     partition = make_partition(run.partition, data, run.num_clients, run.seed_of_federation, merged)
-    return Federation(*flip_labels(data, partition, run.flipped)) if run.flipped else Federation(data, partition)
+    if run.flipped:
+        data, partition = flip_labels(data, partition, run.flipped)
+    if (shift := run.partition.config.feature_shift).kind != "none":
+        partition = ShiftedPartition(partition, len(data.y), shift, run.seed_of_federation)
+    return Federation(data, partition)

@@ -2,10 +2,9 @@
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from contrafed.core.client_run import Choice
 
@@ -13,18 +12,11 @@ MAX_PIXEL_BYTES = 1 << 26  # of larger data sets evenly chosen images count
 LENGTH = 16  # hexadecimal digits of a fingerprint
 
 
-def fingerprint_images(x: Tensor, y: Tensor, test: Tensor, owner: np.ndarray | None, num_classes: int) -> str:
-    """Return a checksum of the images' shape, all labels, the test split, the owners and the pixels of a sample.
-
-    Args:
-        x: Images (N, C, H, W).
-        y: Labels (N,).
-        test: Whether an example belongs to the test part (N,).
-        owner: The client that each example comes from (N,), None if unknown.
-        num_classes: C.
-    """
-    found = hashlib.sha256(repr((tuple(x.shape), num_classes)).encode())
-    for part in (y.numpy(), test.numpy(), *([] if owner is None else [owner])):
+def fingerprint_images(data: Any) -> str:
+    """Return a checksum of ``ImageData``: shape, all labels, the splits, the owners and the pixels of a sample."""
+    x, splits = data.x, [data.test, *([] if data.validation is None else [data.validation])]
+    found = hashlib.sha256(repr((tuple(x.shape), data.num_classes)).encode())
+    for part in (data.y.numpy(), *(split.numpy() for split in splits), *([] if data.owner is None else [data.owner])):
         found.update(part.tobytes())
     step = max(1, -(-x.nbytes // MAX_PIXEL_BYTES))
     found.update(x[::step].contiguous(memory_format=torch.contiguous_format).numpy().data)

@@ -11,6 +11,7 @@ from torch import Tensor
 from contrafed.core import registry
 from contrafed.core.client_run import Choice
 from contrafed.core.errors import UserError
+from contrafed.core.inputs import Inputs, Kind
 from contrafed.core.randomness import generator
 from contrafed.core.schema import Range
 from contrafed.data.fingerprint import fingerprint_images
@@ -29,12 +30,13 @@ class Common:
 
     merge_splits: bool
     fraction: Annotated[float, Range(gt=0, le=1)]
+    validation_fraction: Annotated[float, Range(ge=0, lt=1)]
     normalize: Literal["moments", "half", "image_deviations"]
 
 
 @dataclass(frozen=True)
 class ImageData:
-    """A labelled image set with a central test split."""
+    """A labelled image set with a central test split, and a central validation split if it has one."""
 
     x: Tensor  # (N, C, H, W) uint8
     y: Tensor  # (N,) int64 labels 0..num_classes-1
@@ -47,6 +49,19 @@ class ImageData:
     fingerprint: str = ""  # by which other data are noticed, once they are loaded
     loaded: Loaded = field(default_factory=Loaded)
     warnings: tuple[str, ...] = ()  # of data that may not be what was meant
+    validation: Tensor | None = None  # (N,) bool, True: central validation split. None without one
+    kind: Kind = "image"  # values: x is (N, C, ...) float32, a table's (N, 1, F). tokens: x is (N, 1, n) int64
+
+    @property
+    def inputs(self) -> Inputs:
+        """What an example is, for the network."""
+        tokens = int(self.x.max()) + 1 if self.kind == "tokens" else 0
+        return Inputs(self.kind, tuple(self.x.shape[1:]), tokens)
+
+    @property
+    def held_out(self) -> Tensor:
+        """Marks the examples that no client trains on (N,): the central test and validation splits."""
+        return self.test if self.validation is None else self.test | self.validation
 
 
 def make_images(
@@ -56,6 +71,7 @@ def make_images(
     num_classes: int | None = None,
     owner: np.ndarray | None = None,
     loaded: Loaded | None = None,
+    validation: np.ndarray | None = None,
 ) -> ImageData:
     """Return checked ``ImageData``. Lists and tensors are accepted as arrays.
 
@@ -66,6 +82,7 @@ def make_images(
         num_classes: Number of classes. None means the largest label + 1, and each label must occur.
         owner: The client that each example comes from (N,), or None.
         loaded: What the loader saw besides, such as the names of the classes.
+        validation: Marks the central validation split (N,), bool, or None without one.
 
     Raises ``UserError`` for an unsupported size or channel count, other lengths or labels, or no training images.
     """
@@ -97,13 +114,16 @@ def make_images(
         owners = len(owner) if owner.ndim == 1 else owner.shape
         raise UserError(f"{count} images and {owners} owners do not match")
     test = test.astype(bool)
-    classes = _check_classes(y, test, num_classes)
+    held = test if validation is None else test | validation
+    classes = check_classes(y, held, num_classes)
     images = torch.from_numpy(np.ascontiguousarray(x)).permute(0, 3, 1, 2)  # channels last in memory
-    labels, moments = torch.from_numpy(y.astype(np.int64)), _moments(x[~test])
-    return ImageData(images, labels, torch.from_numpy(test), *moments, classes, owner, loaded=loaded or Loaded())
+    labels, moments = torch.from_numpy(y.astype(np.int64)), _moments(x[~held])
+    checked = None if validation is None else torch.from_numpy(validation)
+    split = torch.from_numpy(test)
+    return ImageData(images, labels, split, *moments, classes, owner, loaded=loaded or Loaded(), validation=checked)
 
 
-def _check_classes(y: np.ndarray, test: np.ndarray, num_classes: int | None) -> int:
+def check_classes(y: np.ndarray, test: np.ndarray, num_classes: int | None) -> int:
     """Return the number of classes. Raises ``UserError`` for labels out of range, or without training images."""
     if not len(y) or test.all():
         raise UserError(f"the training split is empty; there are {len(y)} images, {len(y)} of them for testing")
@@ -148,6 +168,13 @@ def _moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(means), tuple(stds)
 
 
+def moments_of_values(x: Tensor, by_column: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation of values (n, C, ...) for each channel, or of a table (n, 1, F) for each column."""
+    flat = x.double().transpose(1, 2) if by_column else x.double().flatten(2)
+    mean, std = flat.mean((0, 2)), flat.std((0, 2), correction=0)
+    return tuple(mean.tolist()), tuple(torch.where(std > 0, std, 1.0).tolist())
+
+
 def image_deviations(x: Tensor) -> tuple[float, ...]:
     """Compute the standard deviation of each image, and return its mean over images.
 
@@ -161,12 +188,12 @@ def image_deviations(x: Tensor) -> tuple[float, ...]:
     return tuple(max(value, 1e-3) for value in (torch.cat(parts).mean(0) / 255).tolist())
 
 
-def stratified_split(y: np.ndarray, test_fraction: float, seed: int) -> np.ndarray:
-    """Return (N,) bool, True for about ``test_fraction`` of each class, drawn only from ``seed``.
+def stratified_split(y: np.ndarray, test_fraction: float, seed: int, purpose: str = "test split") -> np.ndarray:
+    """Return (N,) bool, True for about ``test_fraction`` of each class, drawn only from ``seed`` and ``purpose``.
 
     At least one example of each class stays in training.
     """
-    rng = generator(seed, "test split")
+    rng = generator(seed, purpose)
     test = np.zeros(len(y), dtype=bool)
     for label in np.unique(y):
         members = rng.permutation(np.flatnonzero(y == label))
@@ -191,17 +218,19 @@ def load_images(dataset: Choice) -> ImageData:
         raise UserError(
             f"dataset={dataset.name}: {dataset.module.__name__}.load must return ImageData, got {type(data).__name__}"
         )
-    if dataset.config.normalize == "image_deviations":
-        data = replace(data, std=image_deviations(data.x[~data.test]))
+    if dataset.config.normalize == "image_deviations" and data.kind == "image":
+        data = replace(data, std=image_deviations(data.x[~data.held_out]))
     if dataset.config.fraction < 1 and data.stand_in != GENERATED_PATH:  # which are few
         data = subsample_images(data, dataset.config.fraction)
     if dataset.config.merge_splits:
-        data = replace(data, test=torch.zeros_like(data.test))
+        data = replace(data, test=torch.zeros_like(data.test), validation=None)
+    if dataset.config.validation_fraction:
+        data = cut_validation(data, dataset.config)
     if dataset.config.normalize == "half":
         halves = (0.5,) * len(data.mean)
         data = replace(data, mean=halves, std=halves)
     warnings = () if data.stand_in == GENERATED_PATH else tuple(check_loaded(data, f"dataset={dataset.name}"))
-    fingerprint = fingerprint_images(data.x, data.y, data.test, data.owner, data.num_classes)
+    fingerprint = fingerprint_images(data)
     return replace(data, fingerprint=fingerprint, warnings=warnings)
 
 
@@ -210,12 +239,38 @@ def subsample_images(data: ImageData, fraction: float) -> ImageData:
     rng = generator(0, "fraction of the images")
     kept = []
     for label in range(data.num_classes):
-        for split in (False, True):
-            members = np.flatnonzero(((data.y == label) & (data.test == split)).numpy())
+        for split in (~data.held_out, data.test, *([] if data.validation is None else [data.validation])):
+            members = np.flatnonzero(((data.y == label) & split).numpy())
             kept.append(rng.permutation(members)[: max(1, round(fraction * len(members)))])
     some = np.sort(np.concatenate(kept))
     owner = None if data.owner is None else data.owner[some]
-    return replace(data, x=data.x[some], y=data.y[some], test=data.test[some], owner=owner)
+    validation = None if data.validation is None else data.validation[some]
+    return replace(data, x=data.x[some], y=data.y[some], test=data.test[some], owner=owner, validation=validation)
+
+
+def cut_validation(data: ImageData, config: Common) -> ImageData:
+    """Return the data with ``validation_fraction`` of each class of the training images as the central validation split.
+
+    The choice is always the same. Without ``merge_splits`` mean and std are those of the images that are left, so that
+    validation images have no influence on training.
+
+    Raises:
+        UserError: If the data have validation images already.
+    """
+    if data.validation is not None:
+        raise UserError("dataset.validation_fraction: the data have a validation split already. Fix: set it to 0")
+    training = ~data.test.numpy()
+    validation = np.zeros(len(data.y), dtype=bool)
+    validation[training] = stratified_split(data.y.numpy()[training], config.validation_fraction, 0, "validation split")
+    data = replace(data, validation=torch.from_numpy(validation))
+    if config.merge_splits or config.normalize == "half" or data.kind == "tokens":
+        return data
+    left = data.x[~data.held_out]
+    if data.kind == "values":
+        mean, std = moments_of_values(left, len(data.mean) > len(left[0]))
+        return replace(data, mean=mean, std=std)
+    mean, std = _moments(left.permute(0, 2, 3, 1).numpy())
+    return replace(data, mean=mean, std=image_deviations(left) if config.normalize == "image_deviations" else std)
 
 
 def check(dataset: Choice) -> None:

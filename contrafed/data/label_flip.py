@@ -43,6 +43,10 @@ class Flipped(Partition):
         """Return a client's own test examples, which have their true labels."""
         return self._true.test(client)
 
+    def validation(self, client: int) -> np.ndarray:
+        """Return a client's own validation examples, which have their true labels."""
+        return self._true.validation(client)
+
     def class_counts(self) -> np.ndarray:
         """Return training examples per client and true class (K, C)."""
         return self._true.class_counts()
@@ -67,12 +71,13 @@ def flip_labels(data: ImageData, partition: Partition, clients: Sequence[int]) -
     """
     parts = [partition.train(client) for client in clients]
     seen, ends = np.concatenate([np.zeros(0, dtype=np.int64), *parts]), len(data.y) + np.cumsum([len(part) for part in parts])
-    copied = torch.from_numpy(seen)
+    copied, kept = torch.from_numpy(seen), torch.zeros(len(seen), dtype=torch.bool)
     more = replace(
         data,
         x=torch.cat([data.x, data.x[copied]]),
         y=torch.cat([data.y, data.num_classes - 1 - data.y[copied]]),
-        test=torch.cat([data.test, torch.zeros(len(seen), dtype=torch.bool)]),
+        test=torch.cat([data.test, kept]),
+        validation=None if data.validation is None else torch.cat([data.validation, kept]),
         owner=None if data.owner is None else np.concatenate([data.owner, data.owner[seen]]),
     )
     own = {client: np.arange(end - len(part), end) for client, part, end in zip(clients, parts, ends.tolist(), strict=True)}

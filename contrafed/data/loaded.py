@@ -26,7 +26,6 @@ class Loaded:
 
     class_names: tuple[str, ...] = ()
     skipped: Counter[str] = field(default_factory=Counter)  # file ending -> number of files that are no images
-    unused: Counter[str] = field(default_factory=Counter)  # folder -> number of its images
     converted: Counter[str] = field(default_factory=Counter)  # what was done -> number of images
 
 
@@ -67,38 +66,50 @@ def check_loaded(data: Any, where: str) -> list[str]:
     """
     if not len(data.y):
         return []
-    low, high = map(int, data.x.aminmax())
-    if low < high <= 1:
+    low, high = map(float, data.x.aminmax())
+    if data.kind == "image" and low < high <= 1:
         raise UserError(
             f"{where}: all pixels are 0 or 1 of 255, as if scaled twice. Fix: give uint8 in 0..255 or floats in 0..1"
         )
     lines = [_check_same(data, where)]
-    counts = np.stack([np.bincount(data.y[data.test == held], minlength=data.num_classes) for held in (False, True)])
-    missing, trains, tests = counts.sum(0) == 0, counts[0] > 0, counts[1] > 0
-    if (tests & ~trains).any():
-        raise UserError(
-            f"{where}: {_name(data, tests & ~trains)} in the test split alone, where nobody can learn it. "
-            "Fix: add training images, or set dataset.merge_splits=true"
-        )
+    counts = count_classes(data)
+    missing, trains, tests = np.sum(list(counts.values()), axis=0) == 0, counts["train"] > 0, counts["test"] > 0
+    for split, found in counts.items():
+        if (alone := (found > 0) & ~trains).any():
+            raise UserError(
+                f"{where}: {_name(data, alone)} in the {split} split alone, where nobody can learn it. "
+                "Fix: add training images, or set dataset.merge_splits=true"
+            )
     if tests.any() and (only := trains & ~tests).any():
         lines.append(f"{where}: {_name(data, only)} in the training split alone, so that no score knows it")
     if missing.any():
         lines.append(f"{where}: {_name(data, missing)} without images")
-    lines += [f"{where}: {folder}/ is not used ({count} images)" for folder, count in sorted(data.loaded.unused.items())]
     return [line for line in lines if line]
+
+
+def count_classes(data: Any) -> dict[str, np.ndarray]:
+    """Return the images of each class (C,) in the splits ``train``, ``test`` and, if there is one, ``validation``."""
+    splits = {"train": ~data.held_out, "test": data.test}
+    splits |= {} if data.validation is None else {"validation": data.validation}
+    return {name: np.bincount(data.y[marks], minlength=data.num_classes) for name, marks in splits.items()}
 
 
 def _check_same(data: Any, where: str) -> str:
     """Return a warning if most images are the same. Raises ``UserError`` if all are, up to a grey level or two."""
     picked = torch.linspace(0, len(data.y) - 1, min(len(data.y), MAX_SAMPLED_IMAGES)).long()
     sample = data.x[picked].flatten(1)
-    spread = int((sample.amax(0).int() - sample.amin(0).int()).max())
+    spread = float((sample.amax(0).double() - sample.amin(0).double()).max())
+    what = "images" if data.kind == "image" else "examples"
     fix = "Fix: look at a few of them. A drawing may be in a channel that is not read, such as transparency"
-    if len(sample) > 1 and spread < MIN_GREY_LEVELS:
-        raise UserError(f"{where}: all {len(data.y)} images are the same, up to {spread} of 255 grey levels. {fix}")
+    if data.kind != "image":
+        fix = "Fix: look at a few of them"
+        if len(sample) > 1 and not spread:
+            raise UserError(f"{where}: all {len(data.y)} examples are the same. {fix}")
+    elif len(sample) > 1 and spread < MIN_GREY_LEVELS:
+        raise UserError(f"{where}: all {len(data.y)} images are the same, up to {spread:.0f} of 255 grey levels. {fix}")
     most = Counter(row.tobytes() for row in sample.numpy()).most_common(1)[0][1]
     return (
-        f"{where}: {most / len(sample):.0%} of the images are one and the same. {fix}" if most > MAX_SAME * len(sample) else ""
+        f"{where}: {most / len(sample):.0%} of the {what} are one and the same. {fix}" if most > MAX_SAME * len(sample) else ""
     )
 
 
@@ -111,26 +122,31 @@ def _name(data: Any, chosen: np.ndarray) -> str:
 
 def describe_loaded(data: Any) -> str:
     """Return one line: ``240 images 28x28x1, 2 classes (cat, dog), 180 train, 60 test; 90 files skipped: .gif``."""
-    channels, height, width = data.x.shape[1:]
-    names, test = data.loaded.class_names, int(data.test.sum())
+    names = data.loaded.class_names
     told = f" ({', '.join(names)})" if 0 < len(names) <= MAX_NAMED_CLASSES else ""
-    line = f"{len(data.y)} images {height}x{width}x{channels}, {data.num_classes} classes{told}"
-    line += f", {len(data.y) - test} train, {test} test"
+    line = f"{len(data.y)} {_describe_examples(data)}, {data.num_classes} classes{told}"
+    line += "".join(f", {counts.sum()} {split}" for split, counts in count_classes(data).items())
     if skipped := data.loaded.skipped:
         line += f"; {skipped.total()} files skipped: {', '.join(sorted(skipped))}"
     return line + "".join(f"; {count} with {what}" for what, count in sorted(data.loaded.converted.items()))
 
 
+def _describe_examples(data: Any) -> str:
+    """Return "images 28x28x1", "examples of 9x128 numbers" or "examples of 20 tokens (of 5000)"."""
+    if data.kind == "image":
+        channels, height, width = data.x.shape[1:]
+        return f"images {height}x{width}x{channels}"
+    return f"examples of {data.inputs}" + (f" (of {data.inputs.num_tokens})" if data.kind == "tokens" else "")
+
+
 def about_loaded(data: Any, warnings: Sequence[str]) -> dict[str, Any]:
     """Return the full account for ``summary.json``: sizes, classes with their counts, and what was skipped or converted."""
-    train, test = (np.bincount(data.y[data.test == held], minlength=data.num_classes).tolist() for held in (False, True))
     loaded = data.loaded
     return {
-        "images": len(data.y),
-        "shape": [*data.x.shape[2:], data.x.shape[1]],
+        "images" if data.kind == "image" else "examples": len(data.y),
+        "shape": [*data.x.shape[2:], data.x.shape[1]] if data.kind == "image" else list(data.x.shape[1:]),
         "classes": list(loaded.class_names) or data.num_classes,
-        "train_by_class": train,
-        "test_by_class": test,
-        **{n: dict(v) for n in ("skipped", "unused", "converted") if (v := getattr(loaded, n))},
+        **{f"{split}_by_class": counts.tolist() for split, counts in count_classes(data).items()},
+        **{n: dict(v) for n in ("skipped", "converted") if (v := getattr(loaded, n))},
         **({"warnings": list(warnings)} if warnings else {}),
     }

@@ -12,7 +12,9 @@ from contrafed.core.errors import UserError
 from contrafed.core.randomness import generator
 from contrafed.core.schema import Range
 from contrafed.data import checks
+from contrafed.data.feature_shift import FeatureShift
 from contrafed.data.images import ImageData
+from contrafed.data.stratified import cut_stratified, keep_stratified
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,13 @@ class Common:
     max_redraws: Annotated[int, Range(ge=0)]
     on_small: Literal["error", "move", "drop"]
     test_fraction: Annotated[float, Range(ge=0, lt=1)] | None
+    validation_fraction: Annotated[float, Range(ge=0, lt=1)]
     deal_test: bool
     keep_fraction: Annotated[float, Range(gt=0, le=1)]
     scarce_clients: Annotated[int, Range(ge=0)]
     scarce_fraction: Annotated[float, Range(gt=0, le=1)]
     cut_test: bool
+    feature_shift: FeatureShift
 
 
 @dataclass(frozen=True)
@@ -40,18 +44,28 @@ class Small:
 
 
 class Partition:
-    """Explicit index arrays: one training part and one test part per client."""
+    """Explicit index arrays: one training part and one test part per client, and its validation part if there is one."""
 
     small = Small(0, 0, 0)
+    _validation, _validation_ends = np.zeros(0, dtype=np.int64), None
 
-    def __init__(self, train: Sequence[np.ndarray], test: Sequence[np.ndarray], y: np.ndarray, num_classes: int) -> None:
+    def __init__(
+        self,
+        train: Sequence[np.ndarray],
+        test: Sequence[np.ndarray],
+        y: np.ndarray,
+        num_classes: int,
+        validation: Sequence[np.ndarray] | None = None,
+    ) -> None:
         """Take K index arrays of each part, and the labels ``y`` (N,) that they index."""
         self.num_clients = len(train)
         self.num_classes = num_classes
         self._y = y
         self._train, self._train_ends = _pack_parts(train)
         self._test, self._test_ends = _pack_parts(test)
-        for values in (self._train, self._test):
+        if validation is not None:
+            self._validation, self._validation_ends = _pack_parts(validation)
+        for values in (self._train, self._test, self._validation):
             if len(values) and not 0 <= values.min() <= values.max() < len(y):
                 raise ValueError(f"a client's part has positions in y, 0..{len(y) - 1}, got {values.min()}..{values.max()}")
 
@@ -65,6 +79,11 @@ class Partition:
         """Examples in each client's own test part (K,)."""
         return np.array([len(self.test(client)) for client in range(self.num_clients)])
 
+    @property
+    def validation_sizes(self) -> np.ndarray:
+        """Examples in each client's own validation part (K,)."""
+        return np.zeros(self.num_clients, dtype=np.int64) if self._validation_ends is None else np.diff(self._validation_ends)
+
     def train(self, client: int) -> np.ndarray:
         """Return a client's training examples, int64 indices."""
         return self._train[self._train_ends[client] : self._train_ends[client + 1]]
@@ -76,6 +95,11 @@ class Partition:
     def test(self, client: int) -> np.ndarray:
         """Return a client's own test examples, int64 indices. May be empty."""
         return self._test[self._test_ends[client] : self._test_ends[client + 1]]
+
+    def validation(self, client: int) -> np.ndarray:
+        """Return a client's own validation examples, int64 indices. Empty without ``validation_fraction``."""
+        ends = self._validation_ends
+        return self._validation if ends is None else self._validation[ends[client] : ends[client + 1]]
 
     def class_counts(self) -> np.ndarray:
         """Return training examples per client and class (K, C), int64."""
@@ -127,7 +151,7 @@ def make_partition(choice: Choice, data: ImageData, num_clients: int, seed: int,
 
     It is redrawn until every client has ``min_client_size`` examples, at most ``max_redraws`` times. Then ``on_small`` treats
     the draw whose smallest client is largest. Next each client holds out its test part, by default a quarter if splits were
-    ``merged``. The scarcity settings thin the rest.
+    ``merged``. The scarcity settings thin the rest. Last, each client cuts its validation part from its training part.
 
     Deviation from PMFL, which redraws until every client has a batch: the default requires fewer examples and moves missing
     ones. Raises ``UserError`` for settings that these data cannot satisfy, with the numbers.
@@ -136,7 +160,8 @@ def make_partition(choice: Choice, data: ImageData, num_clients: int, seed: int,
     module, config = choice.module, choice.config
     if config.deal_test and not data.test.any():
         raise UserError("partition.deal_test needs a central test split; set dataset.merge_splits=false")
-    pool = np.flatnonzero(~data.test.numpy())
+    held = data.held_out.numpy()
+    pool = np.flatnonzero(~held)
     y = data.y.numpy()
     if hasattr(module, "lazy"):
         if merged:
@@ -147,10 +172,10 @@ def make_partition(choice: Choice, data: ImageData, num_clients: int, seed: int,
             got = f"one of {lazy.num_clients}" if isinstance(lazy, Partition) else type(lazy).__name__
             wanted = f"{checks.said_of(choice, 'lazy')} a contrafed.data.partition.Partition of {num_clients} clients"
             raise UserError(f"{wanted}, got {got}")
-        checks.check_lazy(choice, lazy, data.test.numpy())
+        checks.check_lazy(choice, lazy, held)
         return lazy
     if hasattr(module, "explicit"):
-        found = checks.explicit_of(choice, data.test.numpy(), num_clients)
+        found = checks.explicit_of(choice, held, num_clients)
         return _from_file(config, found, data, seed, held_out_fraction(config, merged))
     if num_clients > len(pool):
         raise UserError(
@@ -205,7 +230,11 @@ def _apply_scarcity(
     train = _scarce(train, y, config, generator(seed, f"partition {drawn_as} scarce"))
     if config.cut_test:
         test = _scarce(test, y, config, generator(seed, f"partition {drawn_as} scarce test"))
-    return Partition(train, test, y, data.num_classes)
+    if not config.validation_fraction:
+        return Partition(train, test, y, data.num_classes)
+    rng = generator(seed, f"partition {drawn_as} validation")
+    cut = [cut_stratified(part, y, config.validation_fraction, rng) for part in train]
+    return Partition([left for left, _ in cut], test, y, data.num_classes, [held for _, held in cut])
 
 
 def _best_draw(
@@ -334,17 +363,4 @@ def _scarce(parts: list[np.ndarray], y: np.ndarray, common: Common, rng: np.rand
     for client, part in enumerate(parts):
         fraction = common.keep_fraction * (common.scarce_fraction if client >= first_scarce else 1.0)
         kept.append(part if fraction == 1 else keep_stratified(part, y, fraction, rng))
-    return kept
-
-
-def keep_stratified(part: np.ndarray, y: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
-    """Return max(1, round(fraction * n_c)) examples of each class c in ``part``, and at least 2 in total if there are 2."""
-    chosen = []
-    for label in np.unique(y[part]):
-        members = rng.permutation(part[y[part] == label])
-        chosen.append(members[: max(1, round(fraction * len(members)))])
-    kept = np.concatenate(chosen) if chosen else part[:0]
-    if len(kept) < 2 <= len(part):
-        rest = np.setdiff1d(part, kept)
-        kept = np.concatenate([kept, rng.permutation(rest)[: 2 - len(kept)]])
     return kept

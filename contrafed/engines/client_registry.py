@@ -42,6 +42,7 @@ class Members:
     num_test: np.ndarray | None = None  # (K,) examples in each client's test part, None if the federation has them
     own_data: bool = False  # whether any client has its own data
     names: Mapping[int, str] = field(default_factory=dict)  # the names that operators gave to clients, by partition
+    num_validation: np.ndarray | None = None  # (K,) examples in each client's validation part, None if the federation has them
 
     @property
     def sizes(self) -> np.ndarray:
@@ -52,6 +53,11 @@ class Members:
     def test_sizes(self) -> np.ndarray:
         """Examples in each client's own test part (K,)."""
         return self.federation.partition.test_sizes if self.num_test is None else self.num_test
+
+    @property
+    def validation_sizes(self) -> np.ndarray:
+        """Examples in each client's own validation part (K,)."""
+        return self.federation.partition.validation_sizes if self.num_validation is None else self.num_validation
 
     def class_proportions(self) -> np.ndarray:
         """Return each client's class proportions (K, C). Rows sum to 1, or are zeros for an empty client."""
@@ -84,6 +90,7 @@ class _Answer:
     own_data: bool
     classes: list[str] = field(default_factory=list)
     key: str = ""  # SHA-256 of its public key, empty where keys are not bound
+    num_validation: int = 0
 
     @staticmethod
     def read(node_id: int, content: RecordDict, num_clients: int, num_classes: int, name: str = "") -> "_Answer":
@@ -101,13 +108,15 @@ class _Answer:
             partition, counts = int(values["partition-id"]), np.array(values["class-counts"], dtype=np.int64)
             answer = _Answer(node_id, partition, counts, int(values["num-test-examples"]), bool(about["own-data"]))
             answer.classes = [codec.words(name) for name in about["classes"]]  # type: ignore[union-attr]
+            answer.num_validation = int(values.get("num-validation-examples", 0))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise unreadable from error
         if not 0 <= partition < num_clients:
             raise UserError(f"{who} says partition-id={partition}, which is not in 0..{num_clients - 1}")
         if counts.shape != (num_classes,):
             raise UserError(f"{describe(node_id, partition, name)} has counts of {counts.size} classes, not {num_classes}")
-        if min(counts.min(), answer.num_test) < 0 or max(counts.max(), answer.num_test) > MOST:
+        held = answer.num_test, answer.num_validation
+        if min(counts.min(), *held) < 0 or max(counts.max(), *held) > MOST:
             raise UserError(f"{describe(node_id, partition, name)} has counts that are not in 0..{MOST}")
         return answer
 
@@ -115,7 +124,7 @@ class _Answer:
         """Return whether its examples differ from those in an earlier answer of the same partition."""
         return (
             bool((self.class_counts != before.class_counts).any())
-            or self.num_test != before.num_test
+            or (self.num_test, self.num_validation) != (before.num_test, before.num_validation)
             or self.other_classes(before)
         )
 
@@ -125,7 +134,8 @@ class _Answer:
 
     def to_json(self) -> list[Any]:
         """Return what a resumed run must know of a client that has not returned."""
-        return [self.partition, self.class_counts.tolist(), self.num_test, self.own_data, self.classes, self.key]
+        counts = self.class_counts.tolist()
+        return [self.partition, counts, self.num_test, self.own_data, self.classes, self.key, self.num_validation]
 
     @staticmethod
     def away(stored: list[Any]) -> "_Answer":
@@ -291,7 +301,8 @@ class Registry:
             raise UserError(f"{who} holds other examples than the partition deals to it: its data set is not the server's")
         if answer.own_data and not self.max_examples:
             raise UserError(f"partition: {who} has data of its own. Fix: partition=own, or no data in its --node-config")
-        if answer.own_data and (most := max(answer.class_counts.sum(), answer.num_test)) > self.max_examples:
+        most = max(answer.class_counts.sum(), answer.num_test, answer.num_validation)
+        if answer.own_data and most > self.max_examples:
             raise UserError(f"partition.max_examples={self.max_examples}: {who} says that it has {most}. Fix: raise it")
         before = self.before.get(k)
         if before is not None and answer.other_examples(before):
@@ -331,7 +342,8 @@ class Registry:
         if own_data:
             data, dealt = federation.data, federation.partition
             nothing = np.zeros(0, dtype=np.int64)
-            parts = [[nothing if row.own_data else part(k) for k, row in enumerate(rows)] for part in (dealt.train, dealt.test)]
-            federation = Federation(data, Partition(parts[0], parts[1], data.y.numpy(), data.num_classes))
-        num_test = np.array([row.num_test for row in rows])
-        return Members(self.node_ids, federation, counts, self.settings, num_test, own_data, self.names)
+            every = (dealt.train, dealt.test, dealt.validation)
+            parts = [[nothing if row.own_data else part(k) for k, row in enumerate(rows)] for part in every]
+            federation = Federation(data, Partition(parts[0], parts[1], data.y.numpy(), data.num_classes, parts[2]))
+        num_test, num_validation = (np.array([getattr(row, name) for row in rows]) for name in ("num_test", "num_validation"))
+        return Members(self.node_ids, federation, counts, self.settings, num_test, own_data, self.names, num_validation)

@@ -73,7 +73,8 @@ class Worker:
         identify()
         reuse_memory()
         tensors: dict[str, Any] = {name: torch.from_numpy(values) for name, values in data_set["tensors"].items()}
-        tensors["x"] = tensors["x"].permute(0, 3, 1, 2)
+        if data_set["data"].kind == "image":
+            tensors["x"] = tensors["x"].permute(0, 3, 1, 2)
         data = replace(data_set["data"], **tensors)
         federation = Federation(data, data_set["partition"])
         device = default_device()

@@ -96,7 +96,7 @@ def of_run(
             raise UserError("clients have no test images of their own; partition.test_fraction=0.2 gives them some")
         index = workspace.federation.central_test
         clients = np.full(len(index), -1)
-    labels = workspace.federation.data.y.numpy()[index]
+    labels = workspace.federation.labels(index)
     chosen = sample_stratified(labels, limit, run.seed)
     index, clients, labels = index[chosen], clients[chosen], labels[chosen]
     if personal:

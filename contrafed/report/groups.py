@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -157,8 +157,13 @@ def group_runs(runs: Sequence[FinishedRun]) -> list[Group]:
     return [Group(method, setting, tuple(of.values()), until) for (method, setting, until), of in found.items()]
 
 
-def describe_mixes(groups: Sequence[Group]) -> str:
-    """Return a line about groups whose runs differ in data, engine, commit or versions, empty if there are none."""
+def describe_mixes(groups: Sequence[Group], name: Callable[[Group], str] = lambda group: group.label) -> str:
+    """Return a line about groups whose runs differ in data, engine, commit or versions, empty if there are none.
+
+    Args:
+        groups: The rows of a table.
+        name: How a row is named.
+    """
     lines = []
     for group in groups:
         known: dict[str, dict[str, None]] = {}
@@ -167,7 +172,7 @@ def describe_mixes(groups: Sequence[Group]) -> str:
                 if value not in (None, "") and (key in PROVENANCE_KEYS or key.startswith(VERSIONS)):
                     known.setdefault(key.removeprefix(VERSIONS), {})[str(value)] = None
         if mixed := [f"{key} ({', '.join(values)})" for key, values in known.items() if len(values) > 1]:
-            lines.append(f"{group.label}: {', '.join(mixed)}")
+            lines.append(f"{name(group)}: {', '.join(mixed)}")
     if not lines:
         return ""
     more = [f"and {len(lines) - MAX_MIXES} rows more"] if len(lines) > MAX_MIXES else []

@@ -202,7 +202,9 @@ def images_of(options: argparse.Namespace) -> tuple[Tensor, list[int], int, str]
     values: Any = OmegaConf.to_container(composed, resolve=True)
     choice = choose("dataset", values["dataset"])
     data = load_images(choice)
-    training = torch.nonzero(~data.test).flatten()
+    if data.kind != "image":
+        raise UserError(f"dataset={choice.name}: leakage is of images, and an example of these data is {data.inputs}")
+    training = torch.nonzero(~data.held_out).flatten()
     index = training[options.first :][: options.images]
     if not len(index):
         raise UserError(f"--first={options.first} leaves none of the {len(training)} training images of dataset={choice.name}")

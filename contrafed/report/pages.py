@@ -1,11 +1,15 @@
 """Write reports: a folder of tables and figures, and the table and figure of a sweep."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from contrafed.config.fairness import describe_differing_training, find_differing_training
+from contrafed.core.display_names import name_method
 from contrafed.core.errors import UserError
 from contrafed.report import figures, plots, published, significance, tables
 from contrafed.report.groups import describe_mixes, group_runs, usable
+from contrafed.report.names import name_scores
 from contrafed.report.rank_diagram import draw_rank_diagram
 from contrafed.report.runs import FinishedRun, accuracy_of, find
 from contrafed.report.tables import Table
@@ -30,7 +34,7 @@ def write(
     found: dict[str, tuple[Table, str, str]] = {}
     title = tables.format_title(runs, title)
     every = tables.runs_table(runs, title, target)
-    found["runs"] = (every, every.markdown + tables.READ + format_mixes(runs), every.latex)
+    found["runs"] = (every, every.markdown + tables.READ + format_mixes(runs) + format_selection(runs), every.latex)
     for comparison in published.compare(runs):
         text, latex = tables.comparison_text(comparison), tables.comparison_latex(comparison)
         found[comparison.stem] = (tables.comparison_table(comparison), text, latex)
@@ -72,7 +76,8 @@ def leave(folder: Path, runs: Sequence[Path]) -> None:
             return
         title = tables.format_title(found, folder.name)
         table = tables.runs_table(found, title)
-        text = f"# {title}\n\n{table.markdown}{tables.READ}{format_mixes(found)}{format_differences(found, title)}"
+        text = f"# {title}\n\n{table.markdown}{tables.READ}{format_mixes(found)}{format_selection(found)}"
+        text += format_differences(found, title)
         (folder / "sweep.md").write_text(text, encoding="utf-8")
         (folder / "sweep.csv").write_text(table.csv, encoding="utf-8")
         plots.save(figures.accuracy(*figures.quiet(group_runs(found), title), *accuracy_of(found)), folder / "sweep")
@@ -83,18 +88,46 @@ def leave(folder: Path, runs: Sequence[Path]) -> None:
 
 
 def format_mixes(runs: Sequence[FinishedRun]) -> str:
-    """Return a paragraph about rows of the table of runs whose runs are not alike, empty if there are none."""
-    line = describe_mixes(group_runs(runs))
-    return f"\n{line}\n" if line else ""
+    """Return paragraphs about the table of runs: rows whose runs are not alike, and training settings that differ."""
+    return join_remarks(describe_mixes(group_runs(runs)), describe_training(runs))
 
 
-def format_differences(runs: Sequence[FinishedRun], title: str) -> str:
-    """Return the differences to FedAvg as a section. It is empty if no method has two seeds in common with it."""
+def describe_training(runs: Sequence[FinishedRun]) -> str:
+    """Return a sentence about training settings that differ between methods, empty if none do."""
+    return describe_differing_training(find_differing_training((run.method, run.config) for run in runs))
+
+
+def join_remarks(*lines: str) -> str:
+    """Return a paragraph for each line that is not empty."""
+    return "".join(f"\n{line}\n" for line in lines if line)
+
+
+def format_selection(runs: Sequence[FinishedRun]) -> str:
+    """Return a paragraph about the data that the best evaluations are selected on. It is empty if all are test data."""
+    on = Counter("validation" if run.selects_on_validation else "test" for run in runs)
+    if not on["validation"]:
+        return ""
+    share = "" if not on["test"] else f" of {on['validation']} of {len(runs)} runs"
+    rest = "" if not on["test"] else " Those of the others are selected on test data."
+    return f"\nThe best evaluations{share} are selected on validation data, and their accuracy is on test data.{rest}\n"
+
+
+def format_differences(runs: Sequence[FinishedRun], title: str, *, named: bool = False) -> str:
+    """Return the differences to FedAvg as a section. It is empty if no method has two seeds in common with it.
+
+    Args:
+        runs: The runs.
+        title: Title of the table.
+        named: Show display names instead of keys.
+    """
     scores = significance.collect_scores(runs)
+    if scores is not None and named:
+        scores = name_scores(scores, [group for group in group_runs(runs) if group.until is None])
     table = None if scores is None else significance.build_differences(scores, title)
     if table is None or table.numbers["n"].max() < 2:
         return ""
-    return f"\n### Differences to {significance.BASELINE}\n\n{table.markdown}{significance.DIFFERENCES}"
+    baseline = name_method(significance.BASELINE) if named else significance.BASELINE
+    return f"\n### Differences to {baseline}\n\n{table.markdown}{significance.DIFFERENCES}"
 
 
 def name_of(folder: Path) -> str:

@@ -35,12 +35,18 @@ GRID: dict[str, Any] = {"color": "#dddddd", "linewidth": 0.6}
 MARKERS = "os^DvPX*<>hp"
 
 
-def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write ``stem.png`` and ``stem.pdf``, the same bytes for the same figure, and return their paths."""
+def save(figure: Figure, stem: Path, dpi: int = 160) -> list[Path]:
+    """Write ``stem.png`` and ``stem.pdf``, the same bytes for the same figure, and return their paths.
+
+    Args:
+        figure: The figure.
+        stem: The files without their ending.
+        dpi: Dots per inch of the PNG.
+    """
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "pdf")]
     with rc_context({"pdf.fonttype": 42}):  # fonts that other programs can read
         for path in paths:
-            figure.savefig(path, dpi=160, metadata={"CreationDate": None} if path.suffix == ".pdf" else None)
+            figure.savefig(path, dpi=dpi, metadata={"CreationDate": None} if path.suffix == ".pdf" else None)
     return paths
 
 
@@ -102,9 +108,12 @@ def head(figure: Figure, title: str) -> None:
 
 def _lines(text: str, width: float) -> str:
     """Return a title in lines that fit into ``width`` inches."""
-    return as_written(
-        "\n".join(textwrap.wrap(text, int(TITLE_LETTERS_PER_INCH * width), break_long_words=False, break_on_hyphens=False))
-    )
+    return wrap_title(text, TITLE_LETTERS_PER_INCH * width)
+
+
+def wrap_title(text: str, letters: float) -> str:
+    """Return a title in lines of at most about this many characters."""
+    return as_written("\n".join(textwrap.wrap(text, max(8, int(letters)), break_long_words=False, break_on_hyphens=False)))
 
 
 def as_written(text: str) -> str:

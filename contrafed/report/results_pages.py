@@ -1,16 +1,20 @@
 """Write ``docs/RESULTS.md`` and a page for each file of ``results/``: setting, tables, figures, remarks."""
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
+from contrafed.core import registry
+from contrafed.core.display_names import name_method
 from contrafed.core.errors import UserError
 from contrafed.report import figures, plots, published, results, tables
-from contrafed.report.groups import usable
-from contrafed.report.pages import format_differences, format_mixes
+from contrafed.report.groups import describe_mixes, group_runs, usable
+from contrafed.report.names import label_group, name_table
+from contrafed.report.pages import describe_training, format_differences, format_selection, join_remarks
 from contrafed.report.published import MEASURED_BY, Comparison
 from contrafed.report.runs import FinishedRun
 from contrafed.report.tables import Table, figure_of
@@ -93,10 +97,13 @@ def _build_page(path: Path, stored: Sequence[FinishedRun], drawn: Path) -> tuple
         png, pdf = plots.save(figure, drawn / f"{path.stem}-{stem}")
         pictures += [png, pdf]
         parts.append(f"![{title}: {stem.replace('_', ' ')}](../figures/{png.name})\n")
-    every = drop_columns(tables.runs_table(runs, title), HIDDEN_COLUMNS)
+    groups = group_runs(runs)
+    every = name_table(drop_columns(tables.runs_table(runs, title), HIDDEN_COLUMNS), [key for key, _ in groups[0].setting])
     guide = "The columns are explained in [How to read the tables](../RESULTS.md#how-to-read-the-tables).\n"
     parts += [remarks, "## All runs\n", every.markdown, guide]
-    parts += [format_mixes(runs).lstrip(), format_differences(runs, title).lstrip()]
+    mixes = describe_mixes(groups, lambda group: label_group(group, ()))
+    parts += [join_remarks(mixes, describe_training(runs)).lstrip(), format_selection(runs).lstrip()]
+    parts += [format_differences(runs, title, named=True).lstrip()]
     if aside:
         parts.append("Left out:\n\n" + "".join(f"* {line}\n" for line in aside))
     return title, "\n".join(part for part in parts if part), pictures
@@ -167,7 +174,7 @@ def build_column_table(cells: pd.DataFrame, title: str) -> Table:
             continue
         stds = (figure_of(cell["ours_client_std"]), figure_of(cell["paper_std"])) if spread else ()
         ranks = ("" if math.isnan(cell[rank]) else f"{cell[rank]:g}" for rank in RANKS)
-        rows.append((str(cell["method"]), ours, figure_of(cell["paper"]), _difference(cell), *stds, *ranks))
+        rows.append((name_method(str(cell["method"])), ours, figure_of(cell["paper"]), _difference(cell), *stds, *ranks))
     over_clients = ("our std over clients", "published std over clients") if spread else ()
     heads = ("method", "our value", "published value", "difference", *over_clients, "our rank", "published rank")
     return Table(title, heads, tuple(rows), cells)
@@ -178,7 +185,7 @@ def build_cell_table(found: Sequence[tuple[Comparison, pd.DataFrame]]) -> Table:
     rows = [
         (
             comparison.name, ", ".join(comparison.changed), name_column(cell["dataset"], cell["setting"], cell["metric"]),
-            str(cell["method"]), tables.ours_of(cell), figure_of(cell["paper"]), _difference(cell),
+            name_method(str(cell["method"])), tables.ours_of(cell), figure_of(cell["paper"]), _difference(cell),
         )
         for comparison, cells in found for cell in cells.to_dict("records")
     ]  # fmt: skip
@@ -191,10 +198,16 @@ def build_correlation_table(comparison: Comparison) -> Table:
     every = [("all accuracies", *comparison.correlation())]
     for key, rho, cells in comparison.correlations():
         if cells > 1:
-            every.append((" ".join(filter(None, key)).replace("_", " "), rho, cells))
+            every.append((" ".join(map(_name_part, filter(None, key))), rho, cells))
     rows = [(name, "" if math.isnan(rho) else f"{rho:.2f}", str(cells)) for name, rho, cells in every]
     heads = ("cells", "correlation", "number of cells")
     return Table("Spearman's correlation", heads, tuple(rows), pd.DataFrame(rows, columns=list(heads)))
+
+
+def _name_part(part: str) -> str:
+    """Return the name of a method, or else a part of a paper's column without its underlines."""
+    is_method = re.split("[/+]", part)[0] in registry.choices("strategy")
+    return name_method(part) if is_method else part.replace("_", " ")
 
 
 def _difference(cell: dict) -> str:

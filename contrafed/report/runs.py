@@ -85,6 +85,12 @@ class FinishedRun:
         """Whether it ended with its last round."""
         return self.summary.get("status") == "finished"
 
+    @property
+    def selects_on_validation(self) -> bool:
+        """Whether its best evaluation is selected on validation data."""
+        checked = any(split == "validation" for _, split, _ in self.curves)
+        return self.summary.get("select_on", "validation" if checked else "test") == "validation"
+
     def points(self, scope: str, split: str, metric: str) -> Points:
         """Return a curve without the initial model's point, empty if there is none."""
         return points_of(self.curves, scope, split, metric)
@@ -254,8 +260,12 @@ def complete(summary: Mapping[str, Any], config: Mapping[str, Any], metrics: pd.
     curves = curves_of(metrics)
     own = ("personal", "test", "accuracy") in curves
     clients = {("personal", "test", name): points for (_, split, name), points in curves.items() if split == "clients"}
-    said = summary_of_curves(clients)
-    found = {**said, **summary_of_curves(curves)} if not own else summary_of_curves(curves)
+    select_on = config.get("select_on")
+    if not own and (checked := curves.get(("global", "validation", "accuracy"))):
+        clients["personal", "validation", "accuracy"] = checked  # by which the best evaluation is chosen
+    said, found = summary_of_curves(clients, select_on=select_on), summary_of_curves(curves, select_on=select_on)
+    said = {key: value for key, value in said.items() if not key.startswith("personal_validation_")}
+    found = found if own else {**said, **found}
     found |= {key.replace("personal_", "clients_", 1): value for key, value in said.items() if key.startswith("personal_")}
     derived: dict[str, Any] = {
         **{key: config.get(key) for key in ("seed", "num_clients", "num_rounds")},

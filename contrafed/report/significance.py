@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from contrafed.core.errors import unknown
-from contrafed.report.groups import group_runs, short
+from contrafed.report.groups import Group, group_runs, short
 from contrafed.report.latex import escape_tex, float_tex
 from contrafed.report.runs import FinishedRun, accuracy_of
 from contrafed.report.statistics import (
@@ -93,9 +93,9 @@ def collect_scores(runs: Sequence[FinishedRun], baseline: str | None = None) -> 
     rows, settings = list[dict[str, Any]](), dict[str, tuple[str, ...]]()
     for group in found:
         setting = place(group)
-        label = ", ".join(f"{short(key)}={value}" for key, value in setting)
+        label = label_setting(setting)
         settings[label] = tuple(str(value) for _, value in setting)
-        own = replace(group, setting=tuple(pair for pair in group.setting if pair not in setting)).label
+        own = label_method(group, setting)
         for run in group.runs:
             if values := points(run):
                 rows.append({"setting": label, "seed": run.config["seed"], "method": own, "score": 100 * values[-1][1]})
@@ -105,6 +105,16 @@ def collect_scores(runs: Sequence[FinishedRun], baseline: str | None = None) -> 
     table = table.reindex([setting for setting in settings if setting in table.index.levels[0]], level="setting")
     keys = tuple(short(key) for key, _ in place(found[0]))
     return Scores(said, keys, settings, table, chosen)
+
+
+def label_setting(setting: Sequence[tuple[str, Any]]) -> str:
+    """Return a setting's label: ``partition.alpha=0.1, participation=cyclic``."""
+    return ", ".join(f"{short(key)}={value}" for key, value in setting)
+
+
+def label_method(group: Group, setting: Sequence[tuple[str, Any]]) -> str:
+    """Return a group's method with the keys that are not of its setting: ``pmfl temperature=0.1``."""
+    return replace(group, setting=tuple(pair for pair in group.setting if pair not in setting)).label
 
 
 def compare_to_best(scores: Scores, setting: str) -> dict[str, bool]:
@@ -208,7 +218,8 @@ def write_latex(scores: Scores, cells: Table) -> str:
     """
     values = [scores.settings[str(setting)] for setting in scores.means.index]
     parts = [range(start, min(start + MAX_COLUMNS, len(values))) for start in range(0, len(values), MAX_COLUMNS)]
-    said = f"{cells.title}. Bold: the best of a column and what a 95 % interval of the paired difference does not tell from it"
+    bold = "Bold: the best of a column, and methods whose paired difference to it has a 95 % interval with 0 in it"
+    said = f"{cells.title}. {bold}"
     written = ["% \\usepackage{booktabs,graphicx}\n"]
     for number, part in enumerate(parts, 1):
         heads = [[key, *(values[column][row] for column in part)] for row, key in enumerate(scores.keys)]

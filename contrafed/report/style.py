@@ -64,6 +64,23 @@ def styles(labels: Sequence[str], methods: Sequence[str] | None = None) -> dict[
     return found
 
 
+def distinct_styles(labels: Sequence[str]) -> dict[str, Style]:
+    """Return the style of each label of one figure of a paper. No two share a colour, a line style or a marker.
+
+    A label keeps its name's colour and marker if they are free. The alphabetically first is served first, so that the order of
+    the labels does not matter. After ``len(ROWS)`` labels line styles and markers repeat.
+    """
+    found: dict[str, Style] = {}
+    for label in sorted(labels):
+        own = style_of(label)
+        colours, rows = [style.colour for style in found.values()], [style.marker for style in found.values()]
+        first, row = COLOURS.index(own.colour), [marker for _, marker, _ in ROWS].index(own.marker)
+        colour = min((COLOURS[(first + i) % len(COLOURS)] for i in range(len(COLOURS))), key=colours.count)
+        line = min((ROWS[(row + i) % len(ROWS)] for i in range(len(ROWS))), key=lambda one: rows.count(one[1]))
+        found[label] = Style(colour, *line)
+    return found
+
+
 def _tell_apart(methods: Sequence[str]) -> Mapping[str, Style]:
     """Return the style of each method of one figure: its own, or with the next free colour if another method has that one.
 

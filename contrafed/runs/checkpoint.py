@@ -39,7 +39,7 @@ SPARE_LOGS = ("times", "participants")
 DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, SafetensorError, RecursionError, UserError)
 FORMAT = 2  # version of a checkpoint's files. Version 1 has no such key and other names.
 
-ENDING_KEYS = ("early_stop", "target_accuracy", "on_divergence")
+ENDING_KEYS = ("early_stop", "target_accuracy", "select_on", "on_divergence")
 # Keys that may differ in a resumed run: they change no result, or only when the run ends. RULING_KEYS are the exception.
 FREE_KEYS = (*HOW_IT_RUNS, *ENDING_KEYS, *ORIGIN)
 

@@ -19,12 +19,14 @@ from contrafed.core.deviation import deviation
 from contrafed.core.errors import UserError
 from contrafed.core.tensors import Tensors
 from contrafed.data.federation import Federation
+from contrafed.data.shifted_partition import ShiftedPartition
 from contrafed.runs.evaluation import evaluating, representations, score, test_examples
 from contrafed.runs.output import RunRecorder
 from contrafed.server.base import FederatedStrategy, Replies
 from contrafed.server.checks import weights_of
 from contrafed.training.workspace import Workspace
 
+SHIFT_METRIC = "feature_shift"  # of clients.csv with partition.feature_shift: degrees, factor or deviation of each client
 WEIGHT_METRIC = "weight_all"  # of clients.csv with log=[weights]
 
 
@@ -57,16 +59,19 @@ class Logged:
         """Return z (n, D) and labels (n,) of the test images under a client's model."""
         index = test_examples(self.federation, self.run.num_trained)
         z = representations(self.workspace, self.workspace.initial | model, index)
-        return z, self.federation.data.y.numpy()[index]
+        return z, self.federation.labels(index)
 
     def finish(self, recorder: RunRecorder, model: Tensors, status: str) -> None:
-        """Write p_k, and evaluate a finished run's model on the training part of every client that may train."""
+        """Write p_k and the feature shifts, and evaluate a finished run's model on each training part of clients that train."""
         p = self.strategy.participation.probabilities
         if "probability" in self.run.log and p is not None:
             recorder.clients(recorder.rounds, range(len(p)), "probability", p)
+        partition = self.federation.partition
+        if isinstance(partition, ShiftedPartition):
+            recorder.clients(recorder.rounds, range(partition.num_clients), SHIFT_METRIC, partition.shifts)
         if "clients_train" not in self.run.log or status != "finished":
             return
-        evaluated, partition = evaluating(self.workspace, model), self.federation.partition
+        evaluated = evaluating(self.workspace, model)
         clients = [client for client in range(self.run.num_trained) if len(partition.train(client))]
         scores = [score(self.workspace, evaluated, partition.true_train(client))[:2] for client in clients]
         for place, name in enumerate(("train_loss", "train_accuracy")):

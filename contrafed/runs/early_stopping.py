@@ -11,14 +11,16 @@ class Stopping:
     Only the curve of evaluations (round, accuracy) is used, so that a resumed run ends where an uninterrupted one does.
     """
 
-    def __init__(self, patience: int | None, target: float | None) -> None:
+    def __init__(self, patience: int | None, target: float | None, split: str = "test") -> None:
         """Set the limits.
 
         Args:
             patience: Consecutive evaluations without a new best accuracy.
             target: An accuracy, 0 to 1.
+            split: The data of the accuracy, ``test`` or ``validation``.
         """
         self.patience, self.target = patience, target
+        self.name = "accuracy" if split == "test" else f"{split} accuracy"
         self.reached: int | None = None  # the first round with at least the target's accuracy
         self.stopped: str | None = None  # the key that ended the run before its last round
 
@@ -43,5 +45,10 @@ class Stopping:
     def line(self) -> str:
         """The reason why the run ended."""
         if self.stopped == "target_accuracy":
-            return f"the accuracy has reached target_accuracy={self.target:g}"
-        return f"the accuracy has not risen for early_stop={self.patience} evaluations"
+            return f"the {self.name} has reached target_accuracy={self.target:g}"
+        return f"the {self.name} has not risen for early_stop={self.patience} evaluations"
+
+
+def warn_of_test_data(key: str) -> str:
+    """Return the notice that ``key`` selects on test data, so that their accuracy is too high an estimate."""
+    return f"{key} selects on test data, whose accuracy is then too high an estimate. Fix: partition.validation_fraction=0.1"

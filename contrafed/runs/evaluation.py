@@ -66,7 +66,8 @@ def evaluate(
 ) -> MetricRecord | None:
     """Evaluate the global model on the central test set and, if requested, on all training examples.
 
-    Without a central test set (merged splits) the test parts of all clients that may train are used together.
+    Without a central test set (merged splits) the test parts of all clients that may train are used together. The same holds
+    for validation examples, if there are any.
 
     Args:
         workspace: The workspace.
@@ -84,6 +85,7 @@ def evaluate(
     if not whole:
         return MetricRecord({})
     parts = {"test": test_examples(federation, run.num_trained)}
+    parts["validation"] = validation_examples(federation, run.num_trained)
     if run.eval_train:
         parts["train"] = np.concatenate([federation.partition.true_train(n) for n in range(run.num_trained)])
     scores: dict[str, int | float | list[int] | list[float]] = {}
@@ -109,6 +111,14 @@ def test_examples(federation: Federation, num_trained: int) -> np.ndarray:
     """Return the central test set (n,), or without one the test parts of the first ``num_trained`` clients together."""
     index = federation.central_test
     return index if len(index) else np.concatenate([federation.partition.test(n) for n in range(num_trained)])
+
+
+def validation_examples(federation: Federation, num_trained: int) -> np.ndarray:
+    """Return the central validation set (n,), or without one the validation parts of the first ``num_trained`` clients."""
+    index, partition = federation.central_validation, federation.partition
+    if len(index) or not partition.validation_sizes[:num_trained].any():
+        return index
+    return np.concatenate([partition.validation(n) for n in range(num_trained)])
 
 
 def evaluating(workspace: Workspace, model: Tensors) -> SplitModel:

@@ -12,10 +12,16 @@ from omegaconf import DictConfig
 
 from contrafed.config.compose import expand_jobs
 from contrafed.core.errors import unknown
+from contrafed.runs.early_stopping import warn_of_test_data
 from contrafed.runs.setup import names_folder
 
-# Leading numbers of a summary. The objective is the first that exists.
-LEADING_METRICS = ("personal_accuracy_mean", "accuracy_final")
+# Leading numbers of a summary, by the data that select. The objective is the first that exists.
+LEADING_METRICS = {
+    "validation": ("personal_validation_accuracy_mean", "validation_accuracy_final"),
+    "test": ("personal_accuracy_mean", "accuracy_final"),
+}
+# Sweepers that run a grid. Others search, by the objective.
+GRID_SWEEPERS = ("contrafed_sweeper", "BasicSweeper")
 
 _missing: list[Path] = []  # folders that Hydra is about to make, the innermost first
 
@@ -42,11 +48,20 @@ def print_other_jobs() -> None:
 def read_objective(summary: Mapping[str, Any], name: str | None) -> float | None:
     """Return the number of a summary that a search maximises. Raises ``UserError`` if it has none of this name."""
     if name is None:
-        found = next((summary[key] for key in LEADING_METRICS if summary.get(key) is not None), None)
+        leading = LEADING_METRICS[summary.get("select_on") or "test"]
+        found = next((summary[key] for key in leading if summary.get(key) is not None), None)
     elif isinstance(found := summary.get(name), bool) or not isinstance(found, int | float):
         numbers = [key for key, value in summary.items() if isinstance(value, int | float) and not isinstance(value, bool)]
         raise unknown("objective", name, numbers)
     return None if found is None else float(found)
+
+
+def warn_of_objective(summary: Mapping[str, Any], name: str | None) -> str:
+    """Return the notice of a search whose objective is an accuracy on test data, empty for others."""
+    job = HydraConfig.get()
+    searches = job.mode == RunMode.MULTIRUN and not any(name in str(job.sweeper.get("_target_")) for name in GRID_SWEEPERS)
+    on_test = summary.get("select_on") == "test" if name is None else "validation" not in name and "accuracy" in name
+    return warn_of_test_data("objective") if searches and on_test else ""
 
 
 def note_missing(folder: Path) -> None:

@@ -5,7 +5,9 @@ from typing import Any
 import numpy as np
 
 from contrafed.config.run_config import Run
+from contrafed.core.display_names import name_method, name_value
 from contrafed.core.privacy import gaussian
+from contrafed.data.shifted_partition import ShiftedPartition
 from contrafed.engines.attack import Attackers
 from contrafed.training.workspace import Workspace
 
@@ -16,8 +18,16 @@ LARGE_SHARE = 0.5
 def said_of_scale(run: Run, workspace: Workspace) -> str:
     """Return the notice that marks every output of a run on reduced scale or replaced images, empty for others."""
     scale, stand_in = run.composed.get("scale"), workspace.federation.data.stand_in
-    images = f"{stand_in} images in place of {run.client.dataset.name}" if stand_in else ""
+    what = "images" if workspace.kind == "image" else "data"
+    images = f"{stand_in} {what} in place of {run.client.dataset.name}" if stand_in else ""
     return ", ".join(filter(None, [f"scale={scale}" if scale else "", images]))
+
+
+def said_of_run(run: Run) -> str:
+    """Return the title of a run's figures: method, data set, participation and seed, with display names."""
+    method, dataset = name_method(run.client.strategy.name), name_value("dataset.name", run.client.dataset.name)
+    participation = name_value("participation.name", run.participation.name)
+    return f"{method} on {dataset}, {participation} participation, seed {run.seed}"
 
 
 def said_of_small(workspace: Workspace) -> str:
@@ -37,6 +47,17 @@ def said_of_norms(workspace: Workspace) -> str:
         return ""
     run = workspace.run
     return f"strategy={run.strategy.name}: model={run.model.name} has no normalisation layer, so there is none that stays local"
+
+
+def said_of_shift(workspace: Workspace) -> str:
+    """Return a line about the clients' feature shifts, empty without any."""
+    partition = workspace.federation.partition
+    if not isinstance(partition, ShiftedPartition):
+        return ""
+    low, high = partition.shifts.min(), partition.shifts.max()
+    units = {"rotation": "degrees", "brightness": "times", "blur": "pixels (std)", "noise": "of the grey levels (std)"}
+    central = "; the central test images are not shifted" if len(workspace.federation.central_test) else ""
+    return f"feature shift: {partition.config.kind} by {low:.3g} to {high:.3g} {units[partition.config.kind]}{central}"
 
 
 def said_of_attackers(run: Run) -> str:

@@ -25,11 +25,21 @@ from contrafed.engines.client_registry import Members
 from contrafed.engines.grid import RunGrid
 from contrafed.runs import checkpoint
 from contrafed.runs.diagnostics import Logged
-from contrafed.runs.early_stopping import Stopping
-from contrafed.runs.evaluation import evaluate, find_divergence, initial_file, initial_model, test_examples
-from contrafed.runs.notices import said_of_attackers, said_of_delta, said_of_norms, said_of_scale, said_of_small, warn_of_large
-from contrafed.runs.output import Progress, RoundLog, select_shown_scores
+from contrafed.runs.evaluation import evaluate, find_divergence, initial_file, initial_model
+from contrafed.runs.notices import (
+    said_of_attackers,
+    said_of_delta,
+    said_of_norms,
+    said_of_run,
+    said_of_scale,
+    said_of_shift,
+    said_of_small,
+    warn_of_large,
+)
+from contrafed.runs.output import Progress, RoundLog
 from contrafed.runs.recording import facts, open_recorder
+from contrafed.runs.scored_clients import choose_scored_clients
+from contrafed.runs.selection import Selection, save_best_personal
 from contrafed.runs.trackers import Followed
 from contrafed.server import checks
 from contrafed.server.accountant import Budget
@@ -73,17 +83,18 @@ class Session:
         check_strategy(run, self.strategy, self.model)
         self.norms = self.strategy.norm_limit
         grid.limit_replies(self.strategy.largest_reply)
-        self.scored = self._choose_scored_clients()  # before the folder holds anything
+        self.scored = choose_scored_clients(run, self.strategy, self.members)  # before the folder holds anything
+        self.selection = Selection(run, self.strategy, self.members, self.scored)
+        self.stopping, self.on_round = self.selection.stopping, on_round
         self.budget = budget_of(run, self.strategy)
         self.logged = Logged(run, self.workspace, self.members.federation, self.strategy)
         # Before the recorder, so that the folder is unchanged if it cannot begin.
         self.tracker = Followed(run.tracker, Tracked(self.folder, run.composed, self.resumed is not None))
         self.recorder = open_recorder(run, self.folder, self.resumed)
         self.recorder.partition(self.members.class_counts)
-        self.recorder.note = said_of_scale(run, self.workspace)
+        self.recorder.note, self.recorder.title = said_of_scale(run, self.workspace), said_of_run(run)
         if self.resumed is not None:
             self._go_on(self.resumed)
-        self.stopping, self.on_round = Stopping(run.early_stop, run.target_accuracy), on_round
         self.checkpoints, self._any_accepted = None, False  # the latter: since the last checkpoint
         if run.checkpoint_every:
             self.checkpoints = checkpoint.Checkpoints(self.folder, run.composed, self.resumed, self.fingerprint)
@@ -95,9 +106,11 @@ class Session:
         title = f"{run.client.strategy.name} on {run.client.dataset.name}, {run.participation.name} participation"
         title += f" ({self.recorder.note})" if self.recorder.note else ""
         first = 0 if self.resumed is None else self.resumed.server_round + 1
-        scored = ConfigRecord({"clients": self.scored, **self.places})
+        scored = ConfigRecord({"clients": self.scored.clients, **self.places})
         if metrics := beside_accuracy(run.metrics):
             scored["metrics"] = metrics
+        if self.scored.on_validation:
+            scored["validation"] = True
         with Progress(self.rounds, title) as progress:
             for line in self._list_notices():
                 progress.note(line)
@@ -117,6 +130,7 @@ class Session:
                     self.budget.pass_round(done.participants)
                 if ends := self._ends(done):
                     self._evaluate_finally(done, arrays, scored)
+                self._keep_best(done, arrays, scored, ends)
                 self._watch_model(done, progress)
                 log.write(done)
                 for line in self.grid.newcomers():
@@ -152,8 +166,9 @@ class Session:
         run, members = self.run, self.members
         data = self.workspace.federation.data
         lines = [describe_loaded(data) if len(data.y) else "", *data.warnings]
-        lines += [said_of_small(self.workspace), said_of_norms(self.workspace), said_of_attackers(run)]
-        lines += [self._explain_unscored(), said_of_delta(run), warn_of_large(members.sizes, members.own_data)]
+        lines += [said(self.workspace) for said in (said_of_small, said_of_norms, said_of_shift)]
+        lines.append(said_of_attackers(run))
+        lines += [self.selection.notice, self.scored.notice, said_of_delta(run), warn_of_large(members.sizes, members.own_data)]
         follow = [f"to follow it: {self.tracker.line}"] if self.tracker.line else []
         if self.resumed is not None:
             follow.insert(0, f"resumed after round {self.resumed.server_round} of {self.rounds}, from {self.resumed.path}")
@@ -169,8 +184,7 @@ class Session:
 
     def _look_back(self, scored: ConfigRecord, progress: Progress) -> None:
         """Finish a run that is resumed after its last round: evaluate its target and its personal models."""
-        scope = "personal" if self.strategy.personal and self.recorder.accuracies("personal") else "global"
-        self.stopping.look(self.recorder.accuracies(scope))
+        self.stopping.look(self.selection.curve(self.recorder.accuracies))
         if self.places["save"]:
             self._evaluate_finally(self.strategy.round, codec.to_record(self.model), scored)
             for line in (*self.strategy.round.notes, *self.strategy.round.failures):
@@ -193,11 +207,18 @@ class Session:
 
     def _ends(self, done: Round) -> bool:
         """Return whether the run ends with this round, before its last."""
-        scope, scores = select_shown_scores(done, self.strategy.personal)
-        if "accuracy" not in scores or not done.server_round:
+        if self.selection.read(done) is None or not done.server_round:
             return False
-        curve = [*self.recorder.accuracies(scope), (done.server_round, scores["accuracy"])]
-        return self.stopping.ends(curve, self.rounds)
+        return self.stopping.ends(self.selection.curve(self.recorder.accuracies, done), self.rounds)
+
+    def _keep_best(self, done: Round, arrays: ArrayRecord, scored: ConfigRecord, ends: bool) -> None:
+        """Write the models of a round whose evaluation is the best so far. A run that only evaluates has no best."""
+        if self.run.evaluate_only or not self.selection.note_best(self.recorder.accuracies, done):
+            return
+        self.selection.save(self.folder, self._get_final_model(), self._about_model)
+        if self.places["save"]:
+            config = ConfigRecord({**scored, **({"final": True} if ends else {})})
+            save_best_personal(self.strategy, self.grid, done, arrays, config, self.run.engine.config.round_timeout)
 
     def _evaluate_finally(self, done: Round, arrays: ArrayRecord, scored: ConfigRecord) -> None:
         """Evaluate clients again in a round that turned out to be the last. Some methods train for the last evaluation."""
@@ -208,9 +229,7 @@ class Session:
 
     def _ending(self) -> dict[str, Any]:
         """Return the summary's entries about an early end and about the target."""
-        stopping, found = self.stopping, dict[str, Any]()
-        if stopping.stopped is not None:
-            found["stopped_by"] = stopping.stopped
+        stopping, found = self.stopping, self.selection.about()
         if stopping.target is not None:
             reached = stopping.reached
             found |= {"target_accuracy": stopping.target, "rounds_to_target": reached}
@@ -230,9 +249,7 @@ class Session:
 
     def finish(self, status: str) -> dict[str, Any]:
         """Write the model, the summary and the figures, close every file, and return the summary."""
-        run, about = self.run, {"strategy": self.run.client.strategy.name}
-        if run.privacy.name == "none":  # with a seed, noise and cohort could be drawn again
-            about["seed"] = str(run.seed)
+        run = self.run
         self.recorder.restore()
         under_way = self.strategy.round
         if self.budget is not None and under_way.server_round > self.budget.rounds:  # its broadcasts are already sent
@@ -245,7 +262,7 @@ class Session:
             closing.callback(self.recorder.close)
             left = self._get_final_model()
             self.logged.finish(self.recorder, left, status)
-            self.recorder.save_model(left, about)
+            self.recorder.save_model(left, self._about_model)
             seconds = time.perf_counter() - self.began
             spent = {"privacy": run.privacy.name, **self.budget.about()} if self.budget is not None else {}
             told = {
@@ -260,6 +277,12 @@ class Session:
                 told["probability_mean"] = mean
             ended = "diverged" if self.divergence and status == "finished" else status
             return self.recorder.finish(ended, {**told, "seconds": seconds})
+
+    @property
+    def _about_model(self) -> dict[str, str]:
+        """The texts in the header of a saved model. With a seed, noise and cohort could be drawn again."""
+        seed = {"seed": str(self.run.seed)} if self.run.privacy.name == "none" else {}
+        return {"strategy": self.run.client.strategy.name, **seed}
 
     def _get_final_model(self) -> Tensors:
         """Return the global model to save: the one that the strategy evaluates or, if that fails, the clients'."""
@@ -282,6 +305,7 @@ class Session:
         found, state = resumed.server()
         self.model = {name: found[name] for name in self.model}  # older files have another order
         self.norms.recent = list(state.pop(RECENT_NORMS, []))
+        self.selection.restore(state, self.folder, self._about_model)
         checkpoint.put_back(self.strategy.state, state)
         self.strategy.round = Round(resumed.server_round, np.zeros(0, dtype=np.int64))
         elsewhere = resumed.path.parent.parent.resolve() != self.folder.resolve()
@@ -291,62 +315,13 @@ class Session:
             if self.budget is not None:
                 self.budget.pass_round(clients)
 
-    def _choose_scored_clients(self) -> list[int]:
-        """Return the clients that evaluate models."""
-        held_out, wanted = range(self.run.num_trained, self.run.num_clients), self._asks_clients
-        scored = np.flatnonzero(self.members.test_sizes).tolist()
-        alone = not self.strategy.has_global_model
-        needs = {
-            "evaluate_after=local_training": self.run.evaluate_after == "local_training",
-            "eval_clients=true": self.run.eval_clients is True,
-            "early_stop": alone and self.run.early_stop is not None,
-            "target_accuracy": alone and self.run.target_accuracy is not None,
-        }
-        if wanted and not scored and (need := next((key for key, is_so in needs.items() if is_so), None)) is not None:
-            raise UserError(f"{need}: no client has a test part of its own; {self._for_test_parts}")
-        if wanted and held_out and not set(held_out) & set(scored):
-            raise UserError(f"held_out_clients: none of them has a test part of its own; {self._for_test_parts}")
-        scored = scored if wanted else []
-        ending = next((key for key in ("early_stop", "target_accuracy") if getattr(self.run, key) is not None), None)
-        if ending and not scored and (alone or not len(test_examples(self.members.federation, self.run.num_trained))):
-            reason = "eval_clients=false leaves no model to score" if alone else "there are no test images"
-            raise UserError(f"{ending}: {reason}, so there is no accuracy to look at")
-        return scored
-
-    @property
-    def _for_test_parts(self) -> str:
-        """The setting that gives clients test parts."""
-        partition = self.run.client.partition
-        return (
-            f"partition={partition.name} gives none"
-            if hasattr(partition.module, "lazy")
-            else "dataset.merge_splits=true gives each one"
-        )
-
-    @property
-    def _asks_clients(self) -> bool:
-        """Whether clients evaluate models."""
-        if self.run.eval_clients is not None:
-            return self.run.eval_clients
-        return self.strategy.personal or self.run.held_out_clients > 0
-
-    def _explain_unscored(self) -> str:
-        """Return a line about models that nothing evaluates, empty if all are evaluated."""
-        if self.scored:
-            return ""
-        if self._asks_clients:
-            return f"no client has a test part of its own to score its model on; {self._for_test_parts}"
-        if not len(test_examples(self.members.federation, self.run.num_trained)):
-            return "the server has no test images, so the global model is not scored"
-        return ""
-
     def _save(self, server_round: int) -> None:
         """Write a checkpoint after every ``checkpoint_every`` rounds."""
         every = self.run.checkpoint_every
         if self.checkpoints is not None and every and server_round and server_round % every == 0:
             changed, own = self.grid.take_changed(), self.grid.own(server_round)
             logs, sums = self.recorder.sizes(), self.recorder.checksums()
-            state = self.strategy.state | {RECENT_NORMS: list(self.norms.recent)}
+            state = self.strategy.state | {RECENT_NORMS: list(self.norms.recent), **self.selection.state()}
             self.checkpoints.save(server_round, self.model, state, changed, logs, own, sums, self._any_accepted)
             self._any_accepted = False
             self.grid.on_checkpoint(server_round, self.checkpoints.wait)
@@ -361,7 +336,9 @@ def make_strategy(run: Run, workspace: Workspace, members: Members, rounds: int)
     return build_strategy(
         run,
         workspace.model,
-        Population(sizes, members.node_ids, run.held_out_clients, members.test_sizes, members.class_counts),
+        Population(
+            sizes, members.node_ids, run.held_out_clients, members.test_sizes, members.class_counts, members.validation_sizes
+        ),
         lambda: members.class_proportions()[: run.num_trained],
         settings=members.settings,
         num_rounds=rounds,

@@ -24,7 +24,7 @@ from contrafed.server.buffers import leave_out
 from contrafed.server.norm_limit import NormLimit
 from contrafed.server.replies import Replies, Reply, largest, read_divergence, read_reply
 from contrafed.server.round_log import Population, Round
-from contrafed.server.scores import Score, named_scores, read_score, summaries
+from contrafed.server.scores import Score, read_score, record_scores
 from contrafed.training.base import Client
 
 __all__ = ["FederatedStrategy", "Population", "Replies", "Reply", "Round", "Tensors", "strategy_class_of"]
@@ -224,55 +224,45 @@ class FederatedStrategy(Strategy):
         """Ask the clients in ``config["clients"]`` to evaluate their models. Client state stays unchanged.
 
         In the last round, or with ``config["final"]``, every client with data writes its model to the folder
-        ``config["save"]``, if set. With ``config["load"]`` they evaluate saved models.
+        ``config["save"]``, if set. With ``config["best"]`` it is the folder next to it. With ``config["load"]`` they evaluate
+        saved models, with ``config["validation"]`` also on their validation parts.
         """
         clients: Any = config.get("clients", [])
         final = server_round == self.num_rounds or bool(config.get("final"))
-        save = str(config.get("save", "")) if final else ""
+        save = str(config.get("save", "")) if final or config.get("best") else ""
         self._scored, self.round.evaluating = set(clients), bool(clients)
         if save:  # clients that are not evaluated have a model as well, also those with only test data
-            tests = 0 if self.population.num_test is None else self.population.num_test
-            clients = sorted(self._scored | set(np.flatnonzero(self.population.sizes + tests).tolist()))
+            held = self.population.num_held
+            clients = sorted(self._scored | set(np.flatnonzero(self.population.sizes + held).tolist()))
         if not clients:
             return []
         scalars = ConfigRecord({"server-round": server_round, "settings": self.settings, "split": "test", "cost": 1})
         scalars.update(
             {"final": final, "save": save, "load": str(config.get("load", "")), "after-training": self.after_training}
         )
-        scalars.update({key: config[key] for key in ("metrics",) if key in config})
+        scalars.update({key: config[key] for key in ("metrics", "validation", "best") if key in config})
         model = codec.from_record(arrays)
         asked = {int(client): scalars for client in clients}
         broadcast = self.broadcast if self.after_training else self.broadcast_for_evaluation
         return self._write(MessageType.EVALUATE, server_round, model, broadcast, asked)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Summarise the clients' scores: mean by examples, plain mean, standard deviation over clients, and worst tenth.
-
-        Other models that a client evaluates are reported under their names, and held-out clients under ``held_out``.
-        """
+        """Check and summarise the clients' scores (``contrafed.server.scores``)."""
         scores: list[Score] = []
         for client, reply in self._answers(replies, evaluating=True):
             self.round.hear(client, reply, self._forgetful, evaluating=True)
             try:
-                score = read_score(client, reply, self.population.num_test, self.client_class.model_names)
+                score = read_score(client, reply, self.population, self.client_class.model_names)
             except ValueError as error:
                 self.round.rejected["evaluation malformed"] += 1
                 self.round.failures.append(f"client {client}, evaluation: {error}")
             else:
-                if score.num_examples and client in self._scored:
+                if client in self._scored:
                     scores.append(score)
         self._sent, self.received = [], {}
-        if not scores:
-            return None
-        scores.sort(key=lambda score: score.client)
-        for model in sorted({name for score in scores for name in score.models}):
-            found = [score for score in scores if model in score.models]
-            ids = np.array([score.client for score in found])
-            for name in named_scores(found, model):
-                values = np.array([score.models[model][name] for score in found])
-                self.round.client_metrics[f"{model}/{name}" if model else name] = (ids, values)
-        self.round.client_evaluation = summaries(scores, self.population.num_clients - self.population.num_held_out)
-        return MetricRecord(dict(self.round.client_evaluation))
+        record_scores(self.round, scores, self.population.num_clients - self.population.num_held_out)
+        found = self.round.client_evaluation
+        return None if found is None else MetricRecord(dict(found))
 
     def mark_begun(self) -> None:
         """Record the attributes before the first round. Values that persist and are created later must be in ``self.state``."""

@@ -20,6 +20,12 @@ class Population:
     num_held_out: int = 0  # number of last clients that never train, with sizes 0
     num_test: np.ndarray | None = None  # (K,) examples in each client's test part, if known
     class_counts: np.ndarray | None = None  # (K, C) training examples of each class, if known
+    num_validation: np.ndarray | None = None  # (K,) examples in each client's validation part, if known
+
+    @property
+    def num_held(self) -> np.ndarray:
+        """Examples of each client on which models are only evaluated (K,): zeros where the numbers are unknown."""
+        return sum((held for held in (self.num_test, self.num_validation) if held is not None), np.zeros_like(self.sizes))
 
     @property
     def num_clients(self) -> int:
@@ -57,6 +63,7 @@ class Round:
     evaluating: bool = False  # whether clients were asked to evaluate models
     # clients' models on their own examples, with others as NAME/accuracy, ...
     client_evaluation: dict[str, float] | None = None
+    client_validation: dict[str, float] | None = None  # the same on their validation parts
 
     def hear(self, client: int, message: Message, forgetful: set[int], *, evaluating: bool) -> None:
         """Record a client's texts that come with its reply.

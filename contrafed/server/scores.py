@@ -11,6 +11,8 @@ from flwr.app import Message
 from contrafed.core import codec
 from contrafed.core.metrics import FUNCTIONS
 from contrafed.server.replies import refuse_undeclared
+from contrafed.server.round_log import Population, Round
+from contrafed.training.local_round import VALIDATION
 
 VALUES = ("accuracy", "loss")
 # Scores are in 0..1, except these, which are in -1..1.
@@ -24,18 +26,19 @@ class Score:
     client: int
     num_examples: int
     models: dict[str, dict[str, float]]  # accuracy and loss by model, where "" is the client's
+    validation: "Score | None" = None  # on its validation part, if it was asked for
 
 
-def read_score(client: int, message: Message, num_test: np.ndarray | None = None, model_names: Collection[str] = ()) -> Score:
+def read_score(client: int, message: Message, population: Population, model_names: Collection[str] = ()) -> Score:
     """Return a client's scores.
 
     The client's model has ``accuracy`` and ``loss``, every other one ``NAME/accuracy`` and ``NAME/loss``. Other requested
-    metrics (``contrafed.core.metrics``) are named likewise.
+    metrics (``contrafed.core.metrics``) are named likewise. Those on its validation part begin with ``validation/``.
 
     Args:
         client: Partition id of the client.
         message: The reply.
-        num_test: Examples of each client's evaluation (K,), if known.
+        population: What the server knows of the clients, such as the examples of their evaluation.
         model_names: Names of models that the method declares beside the client's.
 
     Raises:
@@ -43,6 +46,15 @@ def read_score(client: int, message: Message, num_test: np.ndarray | None = None
     """
     found: dict[str, Any] = dict(message.content.get(codec.METRICS, {}))
     declared = {f"{model}{value}" for model in ("", *(f"{name}/" for name in model_names)) for value in (*VALUES, *FUNCTIONS)}
+    checked = {key.removeprefix(VALIDATION): found.pop(key) for key in list(found) if key.startswith(VALIDATION)}
+    score = _read_part(client, found, population.num_test, declared)
+    if checked:
+        score.validation = _read_part(client, checked, population.num_validation, declared)
+    return score
+
+
+def _read_part(client: int, found: dict[str, Any], counts: np.ndarray | None, declared: Collection[str]) -> Score:
+    """Return a client's scores on one of its parts, which has ``counts[client]`` examples, if known. Raises ``ValueError``."""
     refuse_undeclared(found, {"num-examples", *declared})
     names = {""} | {key.rpartition("/")[0] for key in found if key.endswith(tuple(f"/{value}" for value in VALUES))}
     try:
@@ -61,9 +73,37 @@ def read_score(client: int, message: Message, num_test: np.ndarray | None = None
     named = [pair for scores in models.values() for pair in scores.items() if pair[0] != "loss"]
     if not all(MIN_SCORES.get(name, 0) <= value <= 1 for name, value in named):
         raise ValueError("a score that cannot be")
-    if num_test is not None and count != num_test[client]:
+    if counts is not None and count != counts[client]:
         raise ValueError("wrong number of examples")
     return Score(client, count, models)
+
+
+def record_scores(done: Round, scores: Sequence[Score], num_trained: int) -> None:
+    """Write the clients' scores and their summaries into the round.
+
+    Other models that a client evaluates are reported under their names, and held-out clients under ``held_out``.
+
+    Args:
+        done: The round.
+        scores: The clients' scores.
+        num_trained: Number of clients that may train, which are the first.
+    """
+    scores = sorted(scores, key=lambda score: score.client)
+    if tested := [score for score in scores if score.num_examples]:
+        for model in sorted({name for score in tested for name in score.models}):
+            _record_model(done, tested, model, f"{model}/" if model else "")
+        done.client_evaluation = summaries(tested, num_trained)
+    if checked := [one for score in scores if (one := score.validation) is not None and one.num_examples]:
+        _record_model(done, checked, "", "validation_")
+        done.client_validation = summaries(checked, num_trained)
+
+
+def _record_model(done: Round, scores: Sequence[Score], model: str, prefix: str) -> None:
+    """Write each client's scores of one model into the round."""
+    found = [score for score in scores if model in score.models]
+    ids = np.array([score.client for score in found])
+    for name in named_scores(found, model):
+        done.client_metrics[f"{prefix}{name}"] = (ids, np.array([score.models[model][name] for score in found]))
 
 
 def named_scores(scores: Sequence[Score], model: str) -> list[str]:

@@ -353,13 +353,14 @@ class Client(NumPyClient):
         deadline: float | None = None,
         models: Sequence[Tensors] | None = None,
         metrics: Sequence[str] = (),
+        validation: bool = False,
     ) -> list[Evaluation]:
         """Evaluate every client's model, or that of ``models``, on its own ``split``: test or train. Changes nothing.
 
         ``final`` marks the run's last evaluation. With ``after_training`` the evaluation follows the local update of the next
-        round, whose result is discarded. Other ``metrics`` are computed in addition to accuracy and loss. Raises as ``update``.
+        round, whose result is discarded. ``metrics``: further scores. ``validation``: also on the validation part.
         """
-        how = local_round.EvaluationRequest(split, final, after_training, deadline, metrics)
+        how = local_round.EvaluationRequest(split, final, after_training, deadline, metrics, validation)
         return local_round.evaluate(self, received, server_round, how, models)
 
     # ------------------------------------------------------------------------------------------------ Flower's NumPyClient

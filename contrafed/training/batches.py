@@ -94,7 +94,7 @@ class Batches:
         index, size = self.index.flatten(), self.workspace.evaluation_batch
         out = x.new_empty((len(index), *x.shape[1:]))
         for part, some, change in zip(out.split(size), index.split(size), changes.split(size), strict=True):
-            part.copy_(augment_images(x.index_select(0, some).to(self.workspace.dtype), change))
+            part.copy_(augment_images(self.workspace.raw_images(some).to(self.workspace.dtype), change))
         return out.unflatten(0, self.index.shape)
 
     def _draw_for_clients(self, stream: str, draw: Callable[..., Tensor], *what: Any, padding: float) -> Tensor:

@@ -1,7 +1,7 @@
 """Process a round for a stack of clients: open the stack, train or evaluate it, and split it into clients again."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +14,8 @@ from contrafed.training.client_stack import ClientStack, ClientState, expand_or_
 from contrafed.training.errors import ReturnError, divergence, kind_of, locate_errors
 from contrafed.training.losses import cross_entropies
 from contrafed.training.privacy import made_private
+
+VALIDATION = "validation/"  # before the name of a score on a client's validation part, in a reply
 
 
 @dataclass
@@ -34,6 +36,8 @@ class Evaluation:
     num_examples: int
     metrics: dict[str, float]  # loss and accuracy of the client's model, and NAME/loss and NAME/accuracy of others
     model: Tensors  # the client's model
+    # The same on its validation part, as validation/..., with validation/num-examples. Empty unless it was asked for.
+    validation: dict[str, float] = field(default_factory=dict)
 
 
 def update(client: Any, received: Sequence[Tensors], server_round: int, deadline: float | None) -> list[Update]:
@@ -113,6 +117,7 @@ class EvaluationRequest(NamedTuple):
     after_training: bool  # after the next round's local update, whose result is discarded
     deadline: float | None  # a moment of time.monotonic()
     metrics: Sequence[str] = ()  # in addition to accuracy and loss, from contrafed.core.metrics
+    validation: bool = False  # whether the validation part is evaluated too
 
 
 def evaluate(
@@ -122,7 +127,7 @@ def evaluate(
     client.losses, stacks = [], list[ClientStack]()
     clients, partition = client.clients, client.workspace.federation.partition
     examples = [partition.test(k) if evaluating.split == "test" else partition.train(k) for k in clients]
-    metrics: list[dict[str, float]] = [{} for _ in clients]
+    held = [partition.validation(k) for k in clients] if evaluating.validation else None
     with locate_errors(clients, server_round, stacks, ", evaluation"):
         client_states = client.client_states
         if models is not None:
@@ -140,20 +145,31 @@ def evaluate(
             raise ReturnError(client.eval_models, "a dictionary with 'model'")
         _check_evaluated(client, evaluations, len(clients))
         evaluations = {name: {n: v.detach() for n, v in model.items()} for name, model in evaluations.items()}
-        for name, model in evaluations.items():
-            totals = client.over_examples(
-                stack, _make_score_sums(client, bool(evaluating.metrics)), model, stack.received, examples
-            )
-            prefix = "" if name == "model" else f"{name}/"
-            for k, found in enumerate(metrics if evaluating.metrics and totals else []):
-                more = scores_of(evaluating.metrics, totals["confusion"][k])
-                found.update({f"{prefix}{key}": value for key, value in more.items()})
-            for key in ("loss", "accuracy"):
-                sums = totals[key].tolist() if totals else [0.0] * len(clients)
-                for found, total, index in zip(metrics, sums, examples, strict=True):
-                    found[key if name == "model" else f"{name}/{key}"] = total / max(len(index), 1)
+        metrics = _score_models(client, stack, evaluations, examples, evaluating.metrics)
+        checked = [] if held is None else _score_models(client, stack, evaluations, held, evaluating.metrics)
     own = unstack_views(evaluations["model"], len(clients))
-    return [Evaluation(len(index), found, model) for index, found, model in zip(examples, metrics, own, strict=True)]
+    found = [Evaluation(len(index), scores, model) for index, scores, model in zip(examples, metrics, own, strict=True)]
+    for one, scores, index in zip(found if held is not None else [], checked, held or [], strict=True):
+        one.validation = {f"{VALIDATION}{key}": value for key, value in ({"num-examples": len(index)} | scores).items()}
+    return found
+
+
+def _score_models(
+    client: Any, stack: ClientStack, models: dict[str, Tensors], examples: list[Any], names: Sequence[str]
+) -> list[dict[str, float]]:
+    """Return each client's loss, accuracy and other scores ``names`` on its ``examples``, for each of the evaluated models."""
+    metrics: list[dict[str, float]] = [{} for _ in examples]
+    for name, model in models.items():
+        totals = client.over_examples(stack, _make_score_sums(client, bool(names)), model, stack.received, examples)
+        prefix = "" if name == "model" else f"{name}/"
+        for k, found in enumerate(metrics if names and totals else []):
+            more = scores_of(names, totals["confusion"][k])
+            found.update({f"{prefix}{key}": value for key, value in more.items()})
+        for key in ("loss", "accuracy"):
+            sums = totals[key].tolist() if totals else [0.0] * len(examples)
+            for found, total, index in zip(metrics, sums, examples, strict=True):
+                found[f"{prefix}{key}"] = total / max(len(index), 1)
+    return metrics
 
 
 def _check_evaluated(client: Any, evaluations: dict[str, Any], clients: int) -> None:

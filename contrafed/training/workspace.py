@@ -12,8 +12,10 @@ from torch import Tensor
 from contrafed.core import registry
 from contrafed.core.client_run import Choice, ClientRun
 from contrafed.core.errors import UserError
-from contrafed.core.split_model import SplitModel, build_model
+from contrafed.core.inputs import Inputs, build_model_for
+from contrafed.core.split_model import SplitModel
 from contrafed.data.federation import Federation, load_federation
+from contrafed.data.shifted_partition import ShiftedPartition
 from contrafed.training.loop import PARTS, parts_fault
 
 # Number of examples that an evaluation takes at a time, over all clients of a stack. On a CPU activations then fit its cache.
@@ -63,6 +65,7 @@ class Workspace:
         self.client_class = client_class_of(run.strategy)
         self.config = run.strategy.config
         data = self.federation.data
+        self.kind = data.inputs.kind
         self.model = model or make_model(run, self.federation)
         self.model = self.model.to(device=self.device, dtype=dtype).eval().requires_grad_(False)
         # For models in evaluation mode torch fuses transformer layers, which then have no gradient in a stack.
@@ -71,39 +74,69 @@ class Workspace:
         # Channels last: convolutions and pools on a CPU take half the time on such images, the evaluation a third.
         # Without a copy where the images are so in memory already.
         try:
-            self.x, self.y = data.x.to(self.device).permute(0, 2, 3, 1).contiguous(), data.y.to(self.device)
+            x = data.x.to(self.device)
+            self.x, self.y = x.permute(0, 2, 3, 1).contiguous() if self.kind == "image" else x, data.y.to(self.device)
         except torch.OutOfMemoryError as error:
             raise UserError(
                 f"the images take {data.x.nbytes / 1e9:.1f} GB, for which the GPU has no room: engine=local engine.device=cpu, "
                 "a smaller dataset.fraction, or with engine=ray fewer engine.workers and a larger engine.gpus_per_worker"
             ) from error
+        partition = self.federation.partition
+        self.shifter = partition.make_shifter(self.device) if isinstance(partition, ShiftedPartition) else None
         fitting = max(1, min(EVALUATION_BATCH_ELSEWHERE, EVALUATION_NUMBERS // self.x[0].numel())) if len(self.x) else 1
         self.evaluation_batch = EVALUATION_BATCH if self.device.type == "cpu" else fitting
         # (x/255 - mean) / std as one multiplication and one addition. There is a factor per number of an image, because a
         # vector operation over three channels at a time is five times as slow.
-        mean = torch.tensor(data.mean, dtype=dtype, device=self.device)
-        std = torch.tensor(data.std, dtype=dtype, device=self.device)
+        mean, std = (torch.tensor(each, dtype=dtype, device=self.device) for each in (data.mean, data.std))
         every = torch.zeros(self.x.shape[1:], dtype=dtype, device=self.device)
-        self.scale, self.shift = every + 1 / (255 * std), every - mean / std
+        if self.kind == "values" and len(mean) == self.x.shape[1]:  # of each channel, else of each column of a table
+            mean, std = (each.view(-1, *[1] * (self.x.dim() - 2)) for each in (mean, std))
+        if self.kind != "tokens":
+            self.scale, self.shift = every + 1 / ((255 if self.kind == "image" else 1) * std), every - mean / std
 
     def images(self, index: Tensor) -> Tensor:
         """Return normalised images (..., C, H, W), channels last in memory, of the examples ``index`` (...)."""
-        return self.normalise_images(self.x.index_select(0, index.reshape(-1)).unflatten(0, index.shape))
+        return self.normalise_images(self.raw_images(index.reshape(-1)).unflatten(0, index.shape))
+
+    def raw_images(self, index: Tensor) -> Tensor:
+        """Return images (n, H, W, C) uint8 of the examples ``index`` (n,), with their client's feature shift, if any."""
+        if self.shifter is None:
+            return self.x.index_select(0, index)
+        return self.shifter.shift(self.x.index_select(0, self.shifter.examples(index)), index)
 
     def normalise_images(self, raw: Tensor) -> Tensor:
-        """Normalise raw images (..., H, W, C) uint8 to (..., C, H, W)."""
+        """Normalise raw images (..., H, W, C) uint8 to (..., C, H, W). Other values keep their axes, and tokens stay."""
+        if self.kind == "tokens":
+            return raw.long()
+        if self.kind == "values":
+            return raw.to(self.dtype).mul(self.scale).add_(self.shift)
         return raw.to(self.dtype).mul_(self.scale).add_(self.shift).movedim(-1, -3)
 
     def labels(self, index: Tensor) -> Tensor:
         """Return labels (...) of the examples ``index`` (...)."""
-        return self.y.index_select(0, index.reshape(-1)).reshape(index.shape)
+        found = index if self.shifter is None else self.shifter.examples(index)
+        return self.y.index_select(0, found.reshape(-1)).reshape(index.shape)
 
 
 def make_model(run: ClientRun, federation: Federation) -> SplitModel:
-    """Build the model for a federation's images. Its initial weights are drawn from the seed."""
+    """Build the model for a federation's examples. Its initial weights are drawn from the seed."""
     data = federation.data
-    _, channels, height, width = data.x.shape
-    return build_model(run.model, channels, (height, width), data.num_classes, run.seed)
+    if data.inputs.kind != "image":
+        check_image_settings(run, data.inputs)
+    return build_model_for(run.model, data.inputs, data.num_classes, run.seed)
+
+
+def check_image_settings(run: ClientRun, inputs: Inputs) -> None:
+    """Raise ``UserError`` for settings that only images have, if the data are others."""
+    local = getattr(run.strategy.config, "local", None)
+    augment, shift = getattr(local, "augment", ()), run.partition.config.feature_shift.kind
+    changed = {
+        f"strategy.local.augment=[{','.join(augment)}]": bool(augment),
+        f"dataset.normalize={run.dataset.config.normalize}": run.dataset.config.normalize != "moments",
+        f"partition.feature_shift.kind={shift}": shift != "none",
+    }
+    if key := next((key for key, is_set in changed.items() if is_set), None):
+        raise UserError(f"{key} is for images, and an example of these data is {inputs}. Fix: leave it out")
 
 
 def default_device() -> str:

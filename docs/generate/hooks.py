@@ -17,6 +17,7 @@ with warnings.catch_warnings():
     import catalogue
     import results
 from blocks import ROOT
+from formulas import convert_formulas
 
 CHANGELOG = ROOT / "CHANGELOG.md"
 # In a table's code GitHub needs "\|" and Python-Markdown "|".
@@ -55,12 +56,12 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
-    """Escape inner products, which HTML would misread, and insert the content that a page requests by a comment."""
+    """Convert formulas, escape inner products, which HTML would misread, and insert content that a page requests."""
     for word, made in (("BLOCKS", catalogue.not_run), ("CHOICES", catalogue.choices)):
         if (mark := f"<!-- {word} -->\n") in markdown:
             markdown = markdown.replace(mark, f"{made()}\n")
     markdown = ROW.sub(lambda row: CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0]), markdown)
-    return PRODUCT.sub("&lt;", markdown)
+    return convert_formulas(PRODUCT.sub("&lt;", markdown))
 
 
 def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:

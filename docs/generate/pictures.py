@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "generate")]
@@ -47,6 +48,24 @@ def draw_partitions() -> None:
     for name, more in PARTITIONS.items():
         counts = class_counts(f"partition={name}", "num_clients=20", *more)
         partition_figure(FIGURES / f"partition_{name}.png", counts)
+
+
+def draw_feature_shift() -> None:
+    """Draw one digit as eight clients see it, a row for each kind of feature shift."""
+    from contrafed.training.workspace import Workspace
+
+    kinds = {"rotation": "degrees=90", "brightness": "strength=0.9", "blur": "strength=2", "noise": "strength=0.8"}
+    figure: Any = Figure(figsize=(9, 4.2), dpi=130, layout="constrained")
+    for axes, (kind, amount) in zip(figure.subplots(len(kinds), 8).tolist(), kinds.items(), strict=True):
+        shift = (f"partition.feature_shift.kind={kind}", f"partition.feature_shift.{amount}")
+        run = check_config(compose_job(["dataset=digits", "partition=iid", "num_clients=8", "model=mlp", *shift]))
+        workspace = Workspace(run.client)
+        for client, each in enumerate(axes):
+            image = workspace.raw_images(torch.tensor([5 + (client + 1) * len(workspace.x)]))[0, ..., 0]
+            each.imshow(image, cmap="gray", vmin=0, vmax=255)
+            each.set(xticks=[], yticks=[], title=f"client {client}" if kind == "rotation" else "")
+        axes[0].set_ylabel(kind)
+    figure.savefig(FIGURES / "partition_feature_shift.png")
 
 
 def draw_participation() -> None:
@@ -141,6 +160,12 @@ def draw_own() -> None:
 
 if __name__ == "__main__":
     FIGURES.mkdir(exist_ok=True)
-    draw = {"partitions": draw_partitions, "participation": draw_participation, "home": draw_home, "own": draw_own}
+    draw = {
+        "partitions": draw_partitions,
+        "shift": draw_feature_shift,
+        "participation": draw_participation,
+        "home": draw_home,
+        "own": draw_own,
+    }
     for what in sys.argv[1:] or list(draw):
         draw[what]()

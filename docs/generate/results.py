@@ -16,8 +16,10 @@ from blocks import ROOT
 
 sys.path.insert(0, str(ROOT))
 
+from contrafed.core.display_names import name_method
 from contrafed.report import figures, published, results, tables
 from contrafed.report.groups import Group, group_runs, usable
+from contrafed.report.names import label_group
 from contrafed.report.runs import FinishedRun, accuracy_of
 from contrafed.report.statistics import over_seeds, spearman
 
@@ -62,11 +64,16 @@ def section(name: str, home: Path = ROOT) -> list[str]:
         said, points = accuracy_of([run for group in compared for run in group.runs])
         kept = f"results/{stem}.md"
         page = [f"[Settings and remarks](../{kept})", ""] if (home / "docs" / kept).exists() else []
-        lines += [f"### {title}", "", *page, f"| setting | {said}, last (%) | seeds |", "| --- | ---: | ---: |"]
-        for group in own:
+        lines += [f"### {title}", "", *page]
+        cells = beside_the_papers(name, runs)
+        # A run has one number: the paper's measure if the paper has its cell, else its last accuracy.
+        others = [group for group in own if not (cells and group.runs[0].published_values)]
+        if others:
+            lines += [f"| setting | {said}, last (%) | seeds |", "| --- | ---: | ---: |"]
+        for group in others:
             last = over_seeds([100 * points(run)[-1][1] for run in group.runs if points(run)])
-            lines.append(f"| {group.label} | {tables.figure_of(*last)} | {len(group.runs)} |")
-        lines += ["", *beside_the_papers(name, runs)]
+            lines.append(f"| {label_group(group, ())} | {tables.figure_of(*last)} | {len(group.runs)} |")
+        lines += [*([""] if others else []), *cells]
         lines += [f"![Accuracy over rounds, {title}](../figures/method-{name}-{stem}.png)", ""]
     if not lines:
         return []
@@ -80,10 +87,11 @@ def beside_the_papers(name: str, runs: list[FinishedRun]) -> list[str]:
     for comparison in published.compare(runs):
         for cell in comparison.both.to_dict("records"):
             if is_of(str(cell["method"]), name):
-                where = " ".join(filter(None, (cell["dataset"], cell["setting"], cell["method"], cell["metric"])))
+                method, metric = name_method(str(cell["method"])), cell["metric"].replace("_", " ")
+                where = ", ".join(filter(None, (cell["dataset"], cell["setting"], method, metric)))
                 ours, theirs = tables.ours_of(cell), tables.figure_of(cell["paper"], cell["paper_std"])
                 rows.append(f"| {comparison.title} | {where} | {ours} | {theirs} |")
-    head = ["In the next table a run has the paper's measure, not its last accuracy. PMFL's tables have the mean of the five"]
+    head = ["Each value is the paper's measure, which need not be the last accuracy. PMFL's tables have the mean of the five"]
     head += ["best evaluations.", "", "| table | cell | our value | published value |", "| --- | --- | ---: | ---: |"]
     return [*head, *rows, ""] if rows else []
 
@@ -123,7 +131,7 @@ def readme_table(home: Path = ROOT) -> str:
     lines = [f"| | {' | '.join(name for name, _, _ in columns)} |", "| --- |" + " ---: |" * len(columns)]
     for method in dict.fromkeys(method for _, part, _ in columns for method in part.index[part["ours"].notna()]):
         cells = [tables.beside(part.loc[method]) if method in part.index else "" for _, part, _ in columns]
-        lines.append(f"| {method} | {' | '.join(cells)} |")
+        lines.append(f"| {name_method(method)} | {' | '.join(cells)} |")
     lines.append(f"| *Spearman's correlation, of how many methods* | {' | '.join(rho for _, _, rho in columns)} |")
     said = (
         "In per cent. Each of our values is from one seed. The published value is in brackets.\n"
@@ -132,7 +140,7 @@ def readme_table(home: Path = ROOT) -> str:
         "* **MpFedcon's column** has 60 of 100 rounds. FedAvg+FT is evaluated once, after fine-tuning.\n"
         "* **PMFL's columns** have all 10,000 rounds. FedAU is within a point of its published values.\n"
         "* **PMFL** ends below FedAU under both patterns. Under Bernoulli most of the difference is the cost of its history.\n"
-        "  The row `no_hgm` is without history.\n"
+        "  The row PMFL without HGM is without history.\n"
         "* **With another seed** FedAU ends 1.6 points lower, and FedAvg 7.5 points lower.\n\n"
         "[Results](docs/RESULTS.md) has the deviations, their reasons as far as we know, and every method on the digits."
     )

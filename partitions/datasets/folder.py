@@ -43,8 +43,9 @@ LOOKS_LIKE_SPLIT = re.compile(
 def load(config: Config, name: str, allow_empty: bool = False) -> ImageData:
     """Return the images of a folder with a folder for each class.
 
-    The layout is ``path/train/CLASS/*`` and ``path/test/CLASS/*``, or ``path/CLASS/*`` with a stratified test split. Every
-    image is resized to ``image_size`` squared. Hidden files and folders are left out. Other files are counted by their ending.
+    The layout is ``path/train/CLASS/*`` and ``path/test/CLASS/*``, or ``path/CLASS/*`` with a stratified test split. Images in
+    ``path/val/CLASS/*`` next to these are the validation split. Every image is resized to ``image_size`` squared. Hidden files
+    and folders are left out. Other files are counted by their ending.
 
     Args:
         config: Settings of the data set.
@@ -63,15 +64,16 @@ def load(config: Config, name: str, allow_empty: bool = False) -> ImageData:
         test = stratified_split(y, config.test_fraction, config.split_seed)
         return make_images(x, y, test, len(classes), loaded=replace(loaded, class_names=tuple(classes)))
     x, y, classes = _read(splits["train"], config, allow_empty, loaded)
-    x_test, y_test, test_classes = _read(splits["test"], config, allow_empty, loaded)
-    if not set(test_classes) <= set(classes):
-        raise UserError(f"{root}: class '{min(set(test_classes) - set(classes))}' is in test but not in train")
-    if "val" in splits:
-        loaded.unused[splits["val"].name] = sum(1 for path in splits["val"].rglob("*") if _is_image(path))
-    y_test = np.array([classes.index(c) for c in test_classes])[y_test]
-    test = np.repeat([False, True], [len(y), len(y_test)])
-    loaded = replace(loaded, class_names=tuple(classes))
-    return make_images(np.concatenate([x, x_test]), np.concatenate([y, y_test]), test, len(classes), loaded=loaded)
+    parts, split = [(x, y)], np.zeros(len(y), dtype=np.int64)
+    for number, name in enumerate(name for name in ("test", "val") if name in splits):
+        x, y, found = _read(splits[name], config, allow_empty, loaded)
+        if not set(found) <= set(classes):
+            raise UserError(f"{root}: class '{min(set(found) - set(classes))}' is in {splits[name].name} but not in train")
+        parts.append((x, np.array([classes.index(c) for c in found])[y]))
+        split = np.concatenate([split, np.full(len(y), number + 1)])
+    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    loaded, validation = replace(loaded, class_names=tuple(classes)), split == 2 if "val" in splits else None
+    return make_images(x, y, split == 1, len(classes), loaded=loaded, validation=validation)
 
 
 def list_classes(root: Path) -> list[str]:

@@ -1,17 +1,21 @@
-"""npz: the user's images from one NumPy file."""
+"""npz: the user's examples from one NumPy file: images, other numbers, or tokens."""
 
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 
 from contrafed.core.errors import UserError, unknown
 from contrafed.core.schema import Range
 from contrafed.data.images import Common, ImageData, check_labels, make_images, stratified_split
+from contrafed.data.values import make_values
 
-ARRAYS = ("x", "y", "split")
+ARRAYS = ("x", "y", "split", "owner")
+
+
+OTHERWISE = "Fix: scale them, or set dataset.kind=values if these are no images"
 
 
 @dataclass(frozen=True)
@@ -20,15 +24,18 @@ class Config(Common):
 
     path: str | None
     num_classes: Annotated[int, Range(ge=2)] | None
+    kind: Literal["image", "values", "tokens"] | None
     test_fraction: Annotated[float, Range(gt=0, lt=1)]
     split_seed: Annotated[int, Range(ge=0)]
 
 
 def load(config: Config, name: str) -> ImageData:
-    """Return the images of an npz file.
+    """Return the examples of an npz file.
 
-    It has arrays ``x``, (N,H,W) or (N,H,W,C), uint8 or float in [0,1], and ``y`` (N,). An optional ``split`` (N,) has 0 for
-    train and 1 for test. Without it the test split is stratified and random.
+    It has arrays ``x`` and ``y`` (N,). Images are (N,H,W) or (N,H,W,C), uint8 or float in [0,1]. Arrays with other axes, and
+    those that ``kind`` names, are values (N, ...) of floats or tokens (N, n) of whole numbers. An optional ``split`` (N,) has 0
+    for train, 1 for test and 2 for validation. Without it the test split is stratified and random. An optional ``owner`` (N,)
+    says whom an example is from, for partition=natural.
 
     Raises:
         UserError: If the file or an array is not valid.
@@ -46,29 +53,44 @@ def load(config: Config, name: str) -> ImageData:
             if other := [key for key in file.files if key not in ARRAYS]:
                 raise UserError(f"{path}: {unknown('array', other[0], ARRAYS)}")
             x, y = file["x"], file["y"]
-            split = file.get("split")
+            split, owner = file.get("split"), file.get("owner")
     except FileNotFoundError:
         raise UserError(f"dataset.path: there is no file {path}") from None
     except UserError:
         raise
     except Exception as error:  # zip, zlib and NumPy raise many types for a damaged file
         raise UserError(f"{path} is no readable npz file: {' '.join(str(error).split())}") from error
-    if other := [name for name, found in (("x", x), ("y", y), ("split", split)) if isinstance(found, bytes)]:
+    if other := [name for name, found in (("x", x), ("y", y), ("split", split), ("owner", owner)) if isinstance(found, bytes)]:
         raise UserError(f"{path}: '{other[0]}' is no array; numpy.savez(FILE, x=, y=) writes them")
     if y.ndim != 1 or y.dtype.kind not in "iu":
         raise UserError(f"{path}: labels y must be whole numbers (N,), got {y.dtype} {y.shape}")
     if config.num_classes is None:
         check_labels(y, str(path), "number them anew, or set dataset.num_classes")
+    validation = None
     if split is None:
         test = stratified_split(y, config.test_fraction, config.split_seed)
-    elif split.dtype.kind not in "biuf" or not np.isin(split, (0, 1)).all():
-        raise UserError(f"{path}: split must be 0 (train) or 1 (test), found {np.unique(split)[:5].tolist()}")
+    elif split.dtype.kind not in "biuf" or not np.isin(split, (0, 1, 2)).all():
+        found = np.unique(split)[:5].tolist()
+        raise UserError(f"{path}: split must be 0 (train), 1 (test) or 2 (validation), found {found}")
     else:
-        test = np.asarray(split).astype(bool)
+        test, validation = split == 1, split == 2 if (split == 2).any() else None
+    if owner is not None and owner.ndim != 1:
+        raise UserError(f"{path}: owner must have one entry for each example, (N,), got {owner.shape}")
+    kind = config.kind or ("image" if x.ndim in (3, 4) else "tokens" if x.dtype.kind in "iu" else "values")
     try:
-        return make_images(_as_bytes(x, path), y, test, config.num_classes)
+        if kind != "image":
+            return make_values(_check_dtype(x, kind), y, test, config.num_classes, owner, validation)
+        return make_images(_as_bytes(x, path), y, test, config.num_classes, owner, validation=validation)
     except UserError as error:
         raise error if str(path) in str(error) else UserError(f"{path}: {error}") from None
+
+
+def _check_dtype(x: np.ndarray, kind: str) -> np.ndarray:
+    """Return values as floats, or tokens as they are. Raises ``UserError`` for another type or shape."""
+    if x.ndim < 2 or x.dtype.kind not in ("iu" if kind == "tokens" else "biuf"):
+        wanted = "whole numbers (N, n)" if kind == "tokens" else "numbers (N, ...)"
+        raise UserError(f"x must be {wanted} for dataset.kind={kind}, got {x.dtype} {x.shape}")
+    return x if kind == "tokens" else x.astype(np.float32)
 
 
 def _as_bytes(x: np.ndarray, path: Path) -> np.ndarray:
@@ -76,10 +98,10 @@ def _as_bytes(x: np.ndarray, path: Path) -> np.ndarray:
     if x.dtype == np.uint8:
         return x
     if not np.issubdtype(x.dtype, np.floating):
-        raise UserError(f"{path}: x must be uint8, or float in [0, 1], got {x.dtype}")
+        raise UserError(f"{path}: x must be uint8, or float in [0, 1], got {x.dtype}. {OTHERWISE}")
     bad = int(np.count_nonzero(~np.isfinite(x)))
     if bad:
         raise UserError(f"{path}: {bad} pixels of x are NaN or infinite")
     if x.size and (x.min() < 0 or x.max() > 1):
-        raise UserError(f"{path}: float pixels must be in [0, 1], found {x.min():g}..{x.max():g}")
+        raise UserError(f"{path}: float pixels must be in [0, 1], found {x.min():g}..{x.max():g}. {OTHERWISE}")
     return np.rint(x * 255).astype(np.uint8)

@@ -1,6 +1,7 @@
 """Replace a downloaded data set by images of its shape and classes, from an npz file or generated."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -57,8 +58,10 @@ def in_place(config: Downloaded, name: str, at_hand: bool, num_classes: int | No
     classes = num_classes or classes
     if config.path == GENERATED_PATH:
         return replace(draw_images(name, (height, width, channels), classes), stand_in=GENERATED_PATH)
-    shared = {"merge_splits": config.merge_splits, "normalize": config.normalize, "fraction": config.fraction}
-    data = npz.load(npz.Config(**shared, path=config.path, num_classes=None, test_fraction=0.25, split_seed=0), "npz")  # type: ignore[arg-type]
+    names = ("merge_splits", "normalize", "fraction", "validation_fraction", "path")
+    shared: dict[str, Any] = {name: getattr(config, name) for name in names}
+    shared |= {"num_classes": None, "kind": "image", "test_fraction": 0.25, "split_seed": 0}
+    data = npz.load(npz.Config(**shared), "npz")
     found = (*data.x.shape[2:], data.x.shape[1], data.num_classes)
     if found != (height, width, channels, classes):
         raise UserError(

@@ -188,6 +188,8 @@ def print_summary(summary: Mapping[str, Any], folder: str) -> None:
             f"accuracy: final {percent('accuracy_final')}, best {percent('accuracy_best')}, "
             f"mean of the best five {percent('accuracy_top5_mean')}"
         )
+    if summary.get("select_on") == "validation" and summary.get("best_round") is not None:
+        lines.append(f"best: round {summary['best_round']}, selected on validation data")
     for key in ("held_out_accuracy", "personal_held_out_accuracy_mean"):
         if summary.get(key) is not None:
             lines.append(f"on clients that never trained: {percent(key)}")

@@ -9,15 +9,22 @@ import numpy as np
 from contrafed.runs.output.series import Curves, moving_average, shown_clients
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish too.
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
+BLUE, ORANGE, GREEN, GREY, SKY, YELLOW = "#0072B2", "#D55E00", "#009E73", "#666666", "#56B4E9", "#E69F00"
 
 # From this number of points on, a curve is drawn as its moving average over the window, with pale points behind it. FedRCL
 # smooths its curves over 20.
 MANY_POINTS, WINDOW = 100, 20
 
 
-def accuracy_figure(path: Path, curves: Curves, note: str = "") -> None:
-    """Draw accuracy against round: the global model on test and training data, and personal models with their spread."""
+def accuracy_figure(path: Path, curves: Curves, note: str = "", title: str = "") -> None:
+    """Draw accuracy against round: the global model on test and training data, and personal models with their spread.
+
+    Args:
+        path: The file.
+        curves: {(scope, split, metric): points (round, value)}.
+        note: A notice below the figure.
+        title: What was run.
+    """
     figure = _figure(4.2)
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
@@ -27,6 +34,8 @@ def accuracy_figure(path: Path, curves: Curves, note: str = "") -> None:
         ("global", "train", GREY, "global model, training data"),
         ("global", "clients", GREEN, "global model, clients' own test parts"),
         ("personal", "test", ORANGE, "personal models, own test parts"),
+        ("global", "validation", SKY, "global model, validation"),
+        ("personal", "validation", YELLOW, "personal models, own validation parts"),
     )
     for scope, split, colour, label in kinds:
         points = curves.get((scope, split, "accuracy"), ())
@@ -53,16 +62,25 @@ def accuracy_figure(path: Path, curves: Curves, note: str = "") -> None:
     axes.set_xlim(0, max([1, *ends]))
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
-    if shown:
-        figure.legend(frameon=False, loc="outside upper left", ncols=2)  # above the curves, so that it never covers them
-    _save(figure, path, note)
+    if shown:  # above the curves, so that it never covers them
+        figure.legend(
+            frameon=False,
+            loc="outside upper left",
+            ncols=2,
+            alignment="left",
+            title=_as_written(title) or None,
+            title_fontsize=9,
+        )
+    _save(figure, path, note, "" if shown else title)
 
 
-def participation_figure(path: Path, seen: Sequence[tuple[int, np.ndarray]], shown: np.ndarray, note: str = "") -> None:
+def participation_figure(
+    path: Path, seen: Sequence[tuple[int, np.ndarray]], shown: np.ndarray, note: str = "", title: str = ""
+) -> None:
     """Draw the number of participants per round, and below it the rounds of each of the ``shown`` clients."""
     figure = _figure(5.4)
     show_participation(figure, seen, shown)
-    _save(figure, path, note)
+    _save(figure, path, note, title)
 
 
 def show_participation(figure: Any, seen: Sequence[tuple[int, np.ndarray]], shown: np.ndarray) -> None:
@@ -107,14 +125,14 @@ def show_participation(figure: Any, seen: Sequence[tuple[int, np.ndarray]], show
         axes.spines[["top", "right"]].set_visible(False)
 
 
-def partition_figure(path: Path, class_counts: np.ndarray, note: str = "") -> None:
+def partition_figure(path: Path, class_counts: np.ndarray, note: str = "", title: str = "") -> None:
     """Draw the partition: clients x classes (K, C), and next to it each client's number of examples.
 
     More than 200 clients are shown as 200 evenly chosen ones. A class that a client does not have is white.
     """
     figure = _figure(float(np.clip(1.6 + 0.085 * len(shown_clients(len(class_counts))), 3.6, 9)))
     show_partition(figure, class_counts)
-    _save(figure, path, note)
+    _save(figure, path, note, title)
 
 
 def show_partition(figure: Any, class_counts: np.ndarray) -> None:
@@ -167,7 +185,13 @@ def _figure(height: float) -> Any:
     return Figure(figsize=(7.2, height), dpi=130, layout="constrained")
 
 
-def _save(figure: Any, path: Path, note: str) -> None:
+def _as_written(title: str) -> str:
+    return title.replace("$", r"\$")  # of a name of the user's, which begins no formula
+
+
+def _save(figure: Any, path: Path, note: str, title: str) -> None:
+    if title:
+        figure.suptitle(_as_written(title), x=0.01, ha="left", fontsize=9)
     if note:
         figure.supxlabel(note, fontsize=8, color=ORANGE)
     # For a Figure without a window savefig uses the Agg canvas.

@@ -18,17 +18,16 @@ import numpy as np
 from contrafed.core.disk import checksum, replace
 from contrafed.runs.output.folder import CLAIM
 from contrafed.runs.output.log_file import LogFile
-from contrafed.runs.output.series import points_of, shown_clients, summary_of_curves
+from contrafed.runs.output.series import SCOPES, points_of, shown_clients, summary_of_curves
 
 if TYPE_CHECKING:  # importing torch takes longer than the command line's help
     from numpy.typing import ArrayLike
     from torch import Tensor
 
-SCOPES = ("global", "personal")
-# train and test: the model on training examples, or on the test set (global) or each client's test part (personal). clients:
-# the
-# global model on the clients' test parts. fit: values that clients report from training. system: counts and bytes.
-SPLITS = ("train", "test", "clients", "fit", "system")
+# train, test and validation: the model on training examples, on the test or validation set (global) or on each client's test or
+# validation part (personal). clients: the global model on the clients' test parts. fit: values that clients report from
+# training. system: counts and bytes.
+SPLITS = ("train", "test", "validation", "clients", "fit", "system")
 
 LOGS = ("metrics", "clients", "participants", "times")
 
@@ -49,7 +48,7 @@ class RunRecorder:
         """
         self.folder = folder
         self.first_round = first_round
-        self.note = ""  # the notice on every figure
+        self.note, self.title = "", ""  # the notice on every figure, and what was run
         self.began = time.perf_counter()
         claim = folder / CLAIM
         if not claim.exists() or claim.read_text(encoding="utf-8") != config_text:
@@ -117,9 +116,9 @@ class RunRecorder:
         latest, self._latest = self._latest, {}
         return latest
 
-    def accuracies(self, scope: str) -> list[tuple[int, float]]:
-        """Return the points (round, accuracy on test examples) of a scope, without the initial model's."""
-        return points_of(self._curves, scope, "test", "accuracy", self.first_round)
+    def accuracies(self, scope: str, split: str = "test") -> list[tuple[int, float]]:
+        """Return the points (round, accuracy on test or validation examples) of a scope, without the initial model's."""
+        return points_of(self._curves, scope, split, "accuracy", self.first_round)
 
     def total(self, name: str, server_round: int) -> int:
         """Return the sum of a system metric, such as ``bytes_up``, over the rounds up to this one."""
@@ -229,7 +228,7 @@ class RunRecorder:
         """
         self.flush()
         summary: dict[str, Any] = {"status": status, **extra, "rounds": self.rounds}
-        summary |= summary_of_curves(self._curves, self.first_round)
+        summary |= summary_of_curves(self._curves, self.first_round, extra.get("select_on"))
         seconds = self._earlier + float(extra.get("seconds", time.perf_counter() - self.began))
         summary["seconds"], summary["seconds_per_round"] = seconds, seconds / max(self.rounds, 1)
         summary |= self._phases()
@@ -271,11 +270,11 @@ class RunRecorder:
         from contrafed.runs.output import figures
 
         if self._curves:
-            figures.accuracy_figure(self.folder / "accuracy.png", dict(self._curves), self.note)
+            figures.accuracy_figure(self.folder / "accuracy.png", dict(self._curves), self.note, self.title)
         if self._seen:
-            figures.participation_figure(self.folder / "participation.png", self._seen, self._shown, self.note)
+            figures.participation_figure(self.folder / "participation.png", self._seen, self._shown, self.note, self.title)
         if self._class_counts is not None:
-            figures.partition_figure(self.folder / "partition.png", self._class_counts, self.note)
+            figures.partition_figure(self.folder / "partition.png", self._class_counts, self.note, self.title)
 
 
 def _replace(path: Path, text: str) -> None:

@@ -86,6 +86,9 @@ class RoundLog:
             put(t, "global", split, metric, value)
         for name, value in (done.client_evaluation or {}).items():
             put(t, *(("personal", "test") if self.strategy.personal else ("global", "clients")), name, value)
+        if self.strategy.personal or "validation/accuracy" not in (done.evaluation or {}):
+            for name, value in (done.client_validation or {}).items():
+                put(t, "personal" if self.strategy.personal else "global", "validation", name, value)
         for name, (ids, values) in done.client_metrics.items():
             self.recorder.clients(t, ids, name, values)
         if t > 0:

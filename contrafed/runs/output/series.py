@@ -9,6 +9,10 @@ from contrafed.core.metrics import FUNCTIONS
 # (scope, split, metric) of metrics.csv -> its points (round, value), in the order of rounds.
 Curves = Mapping[tuple[str, str, str], Sequence[tuple[int, float]]]
 
+Order = Sequence[int] | None  # rounds, the best first
+
+SCOPES = ("global", "personal")
+
 # FedRCL reports the exponential moving average (decay 0.9 a round) after 500 and 1,000 rounds.
 EMA_DECAY, EMA_ROUNDS = 0.9, (500, 1000)
 
@@ -47,30 +51,49 @@ def moving_average(values: Sequence[float], window: int) -> list[float]:
     return [sum(tail) / len(tail) for tail in tails]
 
 
-def summary_of_curves(curves: Curves, first_round: int = 1) -> dict[str, float]:
+def summary_of_curves(curves: Curves, first_round: int = 1, select_on: str | None = None) -> dict[str, float]:
     """Return the accuracies of a summary, as fractions. NaN stands for a missing accuracy of the global model.
 
-    Points before ``first_round``, which are the initial model's, are in no number.
+    Points before ``first_round``, which are the initial model's, are in no number. With validation data the best evaluations
+    are those with the highest validation accuracy, unless ``select_on`` is ``test``.
     """
-    summary = _global_summary(curves, first_round, "test", "")
-    if points_of(curves, "global", "train", "accuracy", first_round):
-        summary |= _global_summary(curves, first_round, "train", "train_")
+    on_test = select_on == "test"
+    order, own_order = (None if on_test else rank_rounds(curves, scope, first_round) for scope in SCOPES)
+    summary = _global_summary(curves, first_round, "test", "", order)
+    for split, rounds in (("train", order), ("validation", None)):
+        if points_of(curves, "global", split, "accuracy", first_round):
+            summary |= _global_summary(curves, first_round, split, f"{split}_", rounds)
     if held_out := points_of(curves, "global", "clients", "held_out/accuracy", first_round):
         summary["held_out_accuracy"] = held_out[-1][1]
     # Personal models, and the global model on the clients' test parts.
-    summary |= _clients_summary(curves, first_round, "personal", "test", "personal_")
-    summary |= _clients_summary(curves, first_round, "global", "clients", "clients_")
-    return summary | _other_scores(curves, first_round)
+    summary |= _clients_summary(curves, first_round, "personal", "test", "personal_", own_order)
+    summary |= _clients_summary(curves, first_round, "personal", "validation", "personal_validation_", None)
+    summary |= _clients_summary(curves, first_round, "global", "clients", "clients_", order)
+    return summary | _other_scores(curves, first_round, order, own_order)
 
 
-def _other_scores(curves: Curves, first_round: int) -> dict[str, float]:
+def _other_scores(curves: Curves, first_round: int, order: Order, own_order: Order) -> dict[str, float]:
     """Return the last and the best value of each score other than accuracy (``contrafed.core.metrics``)."""
     found: dict[str, float] = {}
-    for scope, prefix, last in (("global", "", "final"), ("personal", "personal_", "mean")):
+    for scope, prefix, last, rounds in (("global", "", "final", order), ("personal", "personal_", "mean", own_order)):
         for name in FUNCTIONS:
-            if values := [value for _, value in points_of(curves, scope, "test", name, first_round)]:
-                found |= {f"{prefix}{name}_{last}": values[-1], f"{prefix}{name}_best": max(values)}
+            if points := points_of(curves, scope, "test", name, first_round):
+                found |= {f"{prefix}{name}_{last}": points[-1][1], f"{prefix}{name}_best": _by_rank(points, rounds)[0][1]}
     return found
+
+
+def rank_rounds(curves: Curves, scope: str, first_round: int = 1, split: str = "validation") -> Order:
+    """Return the rounds of a scope's evaluations, the highest accuracy on ``split`` first. None without such evaluations."""
+    points = points_of(curves, scope, split, "accuracy", first_round)
+    return [t for t, _ in sorted(points, key=lambda point: -point[1])] if points else None
+
+
+def _by_rank(points: Sequence[tuple[int, float]], order: Order) -> list[tuple[int, float]]:
+    """Return points with the best first: by ``order``, or without one by their own values."""
+    if order is None:
+        return sorted(points, key=lambda point: -point[1])
+    found = dict(points)
+    return [(t, found[t]) for t in order if t in found] or [(0, float("nan"))]
 
 
 def points_of(curves: Curves, scope: str, split: str, name: str, first_round: int = 1) -> list[tuple[int, float]]:
@@ -78,30 +101,32 @@ def points_of(curves: Curves, scope: str, split: str, name: str, first_round: in
     return [(t, value) for t, value in curves.get((scope, split, name), ()) if t >= first_round]
 
 
-def _global_summary(curves: Curves, first_round: int, split: str, prefix: str) -> dict[str, float]:
+def _global_summary(curves: Curves, first_round: int, split: str, prefix: str, order: Order) -> dict[str, float]:
     curve = points_of(curves, "global", split, "accuracy", first_round)
-    points = [value for _, value in curve]
+    ranked = [value for _, value in _by_rank(curve, order)] if curve else []
     averages = ema(curve, EMA_DECAY)
     nothing = float("nan")
     summary = {
-        f"{prefix}accuracy_final": points[-1] if points else nothing,
-        f"{prefix}accuracy_best": max(points, default=nothing),
-        f"{prefix}accuracy_top5_mean": top_k_mean(points),
+        f"{prefix}accuracy_final": curve[-1][1] if curve else nothing,
+        f"{prefix}accuracy_best": ranked[0] if ranked else nothing,
+        f"{prefix}accuracy_top5_mean": top_k_mean(ranked[:5]),
         f"{prefix}accuracy_ema": averages[curve[-1][0]] if curve else nothing,
     }
     return summary | {f"{prefix}accuracy_ema_{t}": averages[t] for t in EMA_ROUNDS if t in averages}
 
 
-def _clients_summary(curves: Curves, first_round: int, scope: str, split: str, prefix: str) -> dict[str, float]:
+def _clients_summary(curves: Curves, first_round: int, scope: str, split: str, prefix: str, order: Order) -> dict[str, float]:
     def values(name: str) -> list[float]:
         return [value for _, value in points_of(curves, scope, split, name, first_round)]
 
     summary: dict[str, float] = {}
+    best_round, best = 0, float("nan")
     if own := values("accuracy"):
+        best_round, best = _by_rank(points_of(curves, scope, split, "accuracy", first_round), order)[0]
         # MpFedcon reports the mean over the last ten evaluations, FedCRL the best. A mean does not use the fine-tuned accuracy.
         untuned = values("untuned/accuracy")
         last = [*own[:-1], *(untuned or own)[-1:]][-10:]
-        summary |= {f"{prefix}accuracy_mean": own[-1], f"{prefix}accuracy_best": max(own)}
+        summary |= {f"{prefix}accuracy_mean": own[-1], f"{prefix}accuracy_best": best}
         summary[f"{prefix}accuracy_last10_mean"] = sum(last) / len(last)
     for *where, name in list(curves):  # clients' other models, such as MpFedcon's refitted heads
         if where == [scope, split] == ["personal", "test"] and name.endswith("/accuracy") and (other := values(name)):
@@ -109,5 +134,6 @@ def _clients_summary(curves: Curves, first_round: int, scope: str, split: str, p
     if spread := values("accuracy_std"):
         summary[f"{prefix}accuracy_std"] = spread[-1]
         if len(spread) == len(own):
-            summary[f"{prefix}accuracy_best_std"] = spread[own.index(max(own))]
+            by_round = dict(points_of(curves, scope, split, "accuracy_std", first_round))
+            summary[f"{prefix}accuracy_best_std"] = by_round.get(best_round, float("nan"))
     return summary

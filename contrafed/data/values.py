@@ -1,0 +1,47 @@
+"""Hold data that are no images: numbers such as a table's rows or a sensor's signals, and rows of tokens."""
+
+import numpy as np
+import torch
+
+from contrafed.core.errors import UserError
+from contrafed.core.inputs import Kind
+from contrafed.data.images import ImageData, check_classes, moments_of_values
+
+
+def make_values(
+    x: np.ndarray,
+    y: np.ndarray,
+    test: np.ndarray,
+    num_classes: int | None = None,
+    owner: np.ndarray | None = None,
+    validation: np.ndarray | None = None,
+) -> ImageData:
+    """Return checked data that are no images: values if ``x`` has floats, tokens if it has whole numbers.
+
+    Args:
+        x: Values (N, ...) that are finite, or tokens (N, n) from 0.
+        y: Labels (N,), whole numbers.
+        test: Marks the central test split (N,), bool.
+        num_classes: Number of classes. None means the largest label + 1.
+        owner: The client that each example comes from (N,), or None.
+        validation: Marks the central validation split (N,), bool, or None without one.
+
+    Raises:
+        UserError: For numbers that no network takes, or other lengths.
+    """
+    lengths = {len(part) for part in (x, y, test, *([] if owner is None else [owner]))}
+    if len(lengths) != 1:
+        raise UserError(f"x, y, split and owner must have one length, got {', '.join(map(str, sorted(lengths)))}")
+    held = test if validation is None else test | validation
+    classes = check_classes(y, held, num_classes)
+    kind: Kind = "tokens" if x.dtype.kind in "iu" else "values"
+    if kind == "tokens" and (x.ndim != 2 or x.min() < 0):
+        raise UserError(f"tokens must be whole numbers from 0 of shape (N, n), got {x.dtype} {x.shape} from {x.min()}")
+    tensor = torch.from_numpy(np.ascontiguousarray(x, dtype=np.int64 if kind == "tokens" else np.float32))
+    tensor = tensor.unsqueeze(1) if x.ndim == 2 else tensor  # rows have one channel, as grey images have
+    if kind == "values" and (bad := int((~tensor.isfinite()).sum())):
+        raise UserError(f"{bad} numbers of x are NaN or infinite. Fix: fill or leave out what is missing")
+    moments = ((0.0,), (1.0,)) if kind == "tokens" else moments_of_values(tensor[torch.from_numpy(~held)], x.ndim == 2)
+    checked = None if validation is None else torch.from_numpy(validation)
+    labels, split = torch.from_numpy(y.astype(np.int64)), torch.from_numpy(test)
+    return ImageData(tensor, labels, split, *moments, classes, owner, validation=checked, kind=kind)

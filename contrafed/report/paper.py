@@ -1,0 +1,227 @@
+"""Write a report for a paper: figures at the width of a column or a page, and a LaTeX table, with display names."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from contrafed.config.fairness import describe_differing_training, find_differing_training
+from contrafed.core.display_names import name_key, name_method, name_value
+from contrafed.core.errors import UserError
+from contrafed.report import significance
+from contrafed.report.groups import EMPTY_CELL, Group, group_runs, number_of
+from contrafed.report.latex import escape_tex
+from contrafed.report.names import label_group, name_panel, name_scores
+from contrafed.report.paper_figures import MAX_CURVES, MAX_PANELS, draw_paper_figure, draw_paper_ranks
+from contrafed.report.plots import save
+from contrafed.report.runs import FinishedRun, Points, accuracy_of
+from contrafed.report.statistics import over_seeds
+from contrafed.report.tables import place_beside
+
+COLUMN_INCHES, PAGE_INCHES = 3.3, 7.0  # widths of a column and of a page of two columns
+PREFIX, DPI = "paper", 300
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure: its data for ``draw_paper_figure``, and its caption."""
+
+    kind: str
+    panels: Mapping[str, Mapping[Any, Any]]
+    xlabel: str
+    ylabel: str
+    caption: str
+
+
+def write_paper(runs: Sequence[FinishedRun], folder: Path, width: float, baseline: str | None = None) -> list[Path]:
+    """Write figures (PDF, PNG), a LaTeX table, and ``paper.tex``, which includes all of them. Return the files.
+
+    Args:
+        runs: The runs.
+        folder: The folder.
+        width: Width of every figure, in inches.
+        baseline: The method that others are compared with. The default is FedAvg.
+
+    Raises:
+        UserError: If the folder cannot be written, or no run is of the baseline.
+    """
+    found = [group for group in group_runs(runs) if group.until is None]
+    if not found:
+        raise UserError("--paper: no run has finished. Fix: finish one, or leave --paper out")
+    about, captions = describe_data(runs), dict[str, str]()
+    files = list[Path]()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, drawn in choose_figures(found, runs, about).items():
+            figure = draw_paper_figure(drawn.kind, drawn.panels, drawn.xlabel, drawn.ylabel, width)
+            files += save(figure, folder / f"{PREFIX}-{name}", DPI)
+            captions[f"{PREFIX}-{name}"] = drawn.caption
+        if (scores := significance.collect_scores(runs, baseline)) is not None:
+            table = folder / f"{PREFIX}-methods.tex"
+            table.write_text(write_paper_table(name_scores(scores, found), runs, about), encoding="utf-8")
+            files.append(table)
+            if (ranking := significance.rank_scores(name_scores(scores, found))) is not None:
+                files += save(draw_paper_ranks(ranking, width), folder / f"{PREFIX}-ranks", DPI)
+                text = significance.describe_ranking(scores, ranking)
+                captions[f"{PREFIX}-ranks"] = f"{text[:1].upper()}{text[1:]}. A bar joins methods that do not differ."
+        files.append(folder / f"{PREFIX}.tex")
+        files[-1].write_text(write_document(captions, scores is not None, width), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write to {folder} ({error.strerror})") from error
+    return files
+
+
+def describe_data(runs: Sequence[FinishedRun]) -> str:
+    """Return what all runs have in common, for captions: data set, number of clients, seeds."""
+    sets = dict.fromkeys(name_value("dataset.name", str(run.config["dataset"]["name"])) for run in runs)
+    clients = sorted({int(run.config["num_clients"]) for run in runs})
+    seeds = sorted({int(run.config["seed"]) for run in runs})
+    spread = f"mean and standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
+    small = {f"scale={run.config['scale']}" for run in runs if run.config.get("scale")}
+    small |= {f"{run.summary['stand_in']} images" for run in runs if run.summary.get("stand_in")}
+    return ", ".join([f"Data: {' and '.join(sets)}, {' or '.join(map(str, clients))} clients", spread, *sorted(small)])
+
+
+def choose_figures(found: Sequence[Group], runs: Sequence[FinishedRun], about: str) -> dict[str, Drawn]:
+    """Return {name: figure}: swept numbers as a heat map or lines, accuracy over rounds, accuracies of clients."""
+    out = draw_sweeps(found, runs, about)
+    if any(drawn.kind == "heatmap" for drawn in out.values()):
+        return out
+    said, points = accuracy_of(runs)
+    last = collect_last(found, points)
+
+    place, order = _place_of(found), _order_of(found, last)
+    curves, clients = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
+    for group in sorted(found, key=lambda group: order.index(label_group(group, place(group)))):
+        panel, label = name_panel(place(group)), label_group(group, place(group))
+        curves.setdefault(panel, {})[label] = [[(t, 100 * x) for t, x in points(run)] for run in group.runs]
+        if values := [100 * x for run in group.runs for x in run.last_of_clients("accuracy").values()]:
+            clients.setdefault(panel, {})[label] = values
+    caption = f"{_capital(said)} over rounds. {about}."
+    out |= _draw_parts("accuracy", "curves", curves, "round", f"{said} (%)", caption)
+    caption = f"Share of clients with at most the accuracy on the x axis, after the last round. {about}."
+    return out | _draw_parts("clients", "cdf", clients, "accuracy of a client (%)", "share of clients", caption)
+
+
+def collect_last(found: Sequence[Group], points: Callable[[FinishedRun], Points]) -> dict[int, list[float]]:
+    """Return {id of a group: the last accuracy of each seed, in percent}."""
+    return {id(group): [100 * points(run)[-1][1] for run in group.runs if points(run)] for group in found}
+
+
+def draw_sweeps(found: Sequence[Group], runs: Sequence[FinishedRun], about: str) -> dict[str, Drawn]:
+    """Return {name: figure} of swept numbers, by validation data if all runs select on these."""
+    said, points = validation_of(runs) or accuracy_of(runs)
+    last, out = collect_last(found, points), dict[str, Drawn]()
+    for keys, panels in find_sweeps(found, last).items():
+        name = f"sweep-{'-'.join(key.rpartition('.')[2] for key in keys)}"
+        if len(keys) == 2:
+            caption = f"{_capital(said)} after the last round (%), by {name_key(keys[0])} and {name_key(keys[1])}. {about}."
+            for number, part in _number_parts(_split(panels, MAX_PANELS)):
+                out[name + number] = Drawn("heatmap", part, name_key(keys[1]), name_key(keys[0]), caption)
+        else:
+            caption = f"{_capital(said)} after the last round, by {name_key(keys[0])}. {about}."
+            out |= _draw_parts(name, "lines", panels, name_key(keys[0]), f"{said} (%)", caption)
+    return out
+
+
+def validation_of(runs: Sequence[FinishedRun]) -> tuple[str, Callable[[FinishedRun], Points]] | None:
+    """Return the accuracy on validation data as ``accuracy_of`` does, None if a run does not select on these or has none."""
+    for scope in ("personal", "global"):
+        if all(run.selects_on_validation and run.points(scope, "validation", "accuracy") for run in runs):
+            return "validation accuracy", partial(FinishedRun.points, scope=scope, split="validation", metric="accuracy")
+    return None
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _place_of(found: Sequence[Group]) -> Any:
+    return place_beside([group for group in found if group.method == significance.BASELINE])
+
+
+def _order_of(found: Sequence[Group], last: Mapping[int, Sequence[float]]) -> list[str]:
+    """Return the labels, the best mean over settings first."""
+    place, values = _place_of(found), dict[str, list[float]]()
+    for group in found:
+        values.setdefault(label_group(group, place(group)), []).append(over_seeds(last[id(group)])[0])
+    return sorted(values, key=lambda label: -over_seeds(values[label])[0])
+
+
+def find_sweeps(
+    found: Sequence[Group], last: Mapping[int, Sequence[float]]
+) -> dict[tuple[str, ...], dict[str, dict[Any, Any]]]:
+    """Return {one or two swept numeric keys: panels}. A method that sweeps more keys has none.
+
+    The panels of two keys are {method and setting: {(row, column): mean}}. Those of one are {setting: {method: {x: values}}}.
+    """
+    out: dict[tuple[str, ...], dict[str, dict[Any, Any]]] = {}
+    for method in dict.fromkeys(group.method for group in found):
+        own = [group for group in found if group.method == method]
+        values = {key: {dict(group.setting)[key] for group in own} - {EMPTY_CELL} for key, _ in own[0].setting}
+        swept = tuple(k for k, each in values.items() if len(each) > 1 and all(math.isfinite(number_of(str(v))) for v in each))
+        if len(swept) not in (1, 2):
+            continue
+        for group in own:
+            at = dict(group.setting)
+            if any(at[key] == EMPTY_CELL for key in swept):
+                continue
+            rest = [(k, v) for k, v in group.setting if k not in swept and len(values[k]) > 1]
+            if len(swept) == 2:
+                panel = ", ".join(filter(None, (name_method(method), name_panel(rest))))
+                out.setdefault(swept, {}).setdefault(panel, {})[at[swept[0]], at[swept[1]]] = over_seeds(last[id(group)])[0]
+            else:
+                line = out.setdefault(swept, {}).setdefault(name_panel(rest), {}).setdefault(name_method(method), {})
+                line[float(at[swept[0]])] = last[id(group)]
+    return out
+
+
+def _draw_parts(
+    name: str, kind: str, panels: Mapping[str, Mapping[str, Any]], x: str, y: str, caption: str
+) -> dict[str, Drawn]:
+    """Return figures of at most ``MAX_PANELS`` panels with the same ``MAX_CURVES`` labels."""
+    labels = list(dict.fromkeys(label for data in panels.values() for label in data))
+    parts = []
+    for start in range(0, len(labels), MAX_CURVES):
+        chosen = labels[start : start + MAX_CURVES]
+        shown = {panel: {label: data[label] for label in chosen if label in data} for panel, data in panels.items()}
+        parts += list(_split({panel: data for panel, data in shown.items() if data}, MAX_PANELS))
+    return {name + number: Drawn(kind, part, x, y, caption) for number, part in _number_parts(parts)}
+
+
+def _split(panels: Mapping[str, Any], most: int) -> Iterator[dict[str, Any]]:
+    titles = list(panels)
+    for start in range(0, len(titles), most):
+        yield {title: panels[title] for title in titles[start : start + most]}
+
+
+def _number_parts(parts: Any) -> list[tuple[str, Any]]:
+    """Return (``-1``, part), ... The only part has no number."""
+    parts = list(parts)
+    return [("" if len(parts) == 1 else f"-{number}", part) for number, part in enumerate(parts, 1)]
+
+
+def write_paper_table(scores: significance.Scores, runs: Sequence[FinishedRun], about: str) -> str:
+    """Return methods by settings in LaTeX, with display names. Its caption has the data, and training settings that differ."""
+    cells = significance.build_method_table(scores, "")
+    title = f"{_capital(scores.said)} after the last round (%). {about}"
+    if footnote := describe_differing_training(find_differing_training((run.method, run.config) for run in runs)):
+        title += f". {footnote}"
+    return significance.write_latex(scores, replace(cells, title=title.removesuffix(".")))
+
+
+def write_document(captions: Mapping[str, str], has_table: bool, width: float) -> str:
+    """Return a document of two columns that shows the table and every figure, to copy from."""
+    kind = "figure" if width <= COLUMN_INCHES + 0.2 else "figure*"
+    lines = [
+        r"\documentclass[twocolumn]{article}", r"\usepackage[margin=0.7in]{geometry}", r"\usepackage{booktabs,graphicx}",
+        r"\setlength{\columnsep}{0.3in}", r"\begin{document}", *([rf"\input{{{PREFIX}-methods.tex}}"] if has_table else []),
+    ]  # fmt: skip
+    for name, caption in captions.items():
+        lines += [
+            rf"\begin{{{kind}}}", r"\centering", rf"\includegraphics[width={width:g}in]{{{name}.pdf}}",
+            rf"\caption{{{escape_tex(caption)}}}", rf"\label{{fig:{name}}}", rf"\end{{{kind}}}",
+        ]  # fmt: skip
+    return "\n".join([*lines, r"\end{document}", ""])

@@ -1,0 +1,63 @@
+"""Choose the clients that evaluate models, and on which of their parts."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from contrafed.config.run_config import Run
+from contrafed.core.errors import UserError
+from contrafed.engines.client_registry import Members
+from contrafed.runs.evaluation import test_examples, validation_examples
+from contrafed.server.base import FederatedStrategy
+
+
+@dataclass(frozen=True)
+class ScoredClients:
+    """The clients that evaluate models."""
+
+    clients: list[int]  # partition ids
+    on_validation: bool  # whether they also evaluate on their validation parts
+    notice: str  # a line about models that nothing evaluates, empty if all are evaluated
+
+
+def choose_scored_clients(run: Run, strategy: FederatedStrategy, members: Members) -> ScoredClients:
+    """Return the clients that evaluate models.
+
+    They also evaluate on their validation parts if their models are personal, or if the server has no validation images.
+
+    Args:
+        run: The run.
+        strategy: Its strategy.
+        members: Its clients.
+
+    Raises:
+        UserError: For a key that needs test parts, if no client has any.
+    """
+    here = len(validation_examples(members.federation, run.num_trained))
+    on_validation = bool(members.validation_sizes.any()) and (strategy.personal or not here)
+    wanted = strategy.personal or run.held_out_clients > 0 or on_validation
+    wanted = wanted if run.eval_clients is None else run.eval_clients
+    held = members.test_sizes + (members.validation_sizes if on_validation else 0)
+    found, held_out = np.flatnonzero(held).tolist(), range(run.num_trained, run.num_clients)
+    alone, partition = not strategy.has_global_model, run.client.partition
+    needs = {
+        "evaluate_after=local_training": run.evaluate_after == "local_training",
+        "eval_clients=true": run.eval_clients is True,
+        "early_stop": alone and run.early_stop is not None,
+        "target_accuracy": alone and run.target_accuracy is not None,
+    }
+    fix = "dataset.merge_splits=true gives each one"
+    if hasattr(partition.module, "lazy"):
+        fix = f"partition={partition.name} gives none"
+    if wanted and not found and (need := next((key for key, is_so in needs.items() if is_so), None)) is not None:
+        raise UserError(f"{need}: no client has a test part of its own; {fix}")
+    if wanted and held_out and not set(held_out) & set(found):
+        raise UserError(f"held_out_clients: none of them has a test part of its own; {fix}")
+    if wanted and found:
+        return ScoredClients(found, on_validation, "")
+    notice = ""
+    if wanted:
+        notice = f"no client has a test part of its own to score its model on; {fix}"
+    elif not len(test_examples(members.federation, run.num_trained)):
+        notice = "the server has no test images, so the global model is not scored"
+    return ScoredClients([], False, notice)
