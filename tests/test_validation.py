@@ -1,6 +1,7 @@
 """Validation data: where they come from, and what is selected by them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from test_stopping import NO_LEARNING, SIX_ROUNDS, accuracies, metrics
 from tiny import run_tiny, tiny_workspace
 
 from contrafed.config.run_config import resolve
+from contrafed.data.label_flip import flip_labels
 from contrafed.data.loaded import describe_loaded
 from contrafed.data.stratified import cut_stratified
 from contrafed.runs import launch
@@ -65,6 +67,15 @@ def test_a_central_split_is_dealt_to_nobody_and_has_no_influence_on_mean_and_std
     assert not set(held) & {*dealt, *workspace.federation.central_test}
     assert data.mean[0] == pytest.approx(float((data.x[~data.held_out] / 255).double().mean()), abs=1e-6)
     assert tiny_workspace()[1].federation.data.fingerprint != data.fingerprint
+
+
+def test_attackers_keep_their_validation_parts():
+    _, workspace, _ = tiny_workspace(OWN)
+    data, partition = workspace.federation.data, workspace.federation.partition
+    more, flipped = flip_labels(replace(data, validation=data.test), partition, (1, 3))
+    assert (flipped.validation_sizes == partition.validation_sizes).all()
+    assert (flipped.validation(3) == partition.validation(3)).all()
+    assert len(more.validation) == len(more.y) > len(data.y)
 
 
 def test_a_folders_val_is_validation_data(tmp_path):
