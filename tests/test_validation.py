@@ -198,9 +198,9 @@ def test_a_search_by_test_data_is_said_in_one_line(monkeypatch, sweeper, name, s
 
 
 def test_a_report_says_on_what_was_selected(tmp_path):
-    plain = read(write_run(tmp_path / "a", (0.5, 0.7)), "a")
+    plain = read(write_run(tmp_path / "a", (0.1, 0.5, 0.7)), "a")
     checked = [(10, "global", "validation", "accuracy", 0.4), (20, "global", "validation", "accuracy", 0.3)]
-    selected = read(write_run(tmp_path / "b", (0.5, 0.7), more=checked, summary=False), "b")
+    selected = read(write_run(tmp_path / "b", (0.1, 0.5, 0.7), more=checked, summary=False), "b")
     assert selected.number("accuracy_best") == 0.5
     assert format_selection([plain]) == ""
     assert "1 of 2 runs" in format_selection([plain, selected])
