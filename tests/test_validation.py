@@ -1,11 +1,15 @@
 """Validation data: where they come from, and what is selected by them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from helpers import config_of, same, sized_workspace
+from hydra.types import RunMode
+from reported import write_run
 from safetensors import safe_open
 from safetensors.torch import load_file
 from test_loaded import load, write_images
@@ -13,8 +17,11 @@ from test_stopping import NO_LEARNING, SIX_ROUNDS, accuracies, metrics
 from tiny import run_tiny, tiny_workspace
 
 from contrafed.config.run_config import resolve
+from contrafed.data.label_flip import flip_labels
 from contrafed.data.loaded import describe_loaded
 from contrafed.data.stratified import cut_stratified
+from contrafed.report.pages import format_selection
+from contrafed.report.runs import read
 from contrafed.runs import launch
 from contrafed.runs.output.series import summary_of_curves
 from contrafed.runs.run import run
@@ -65,6 +72,15 @@ def test_a_central_split_is_dealt_to_nobody_and_has_no_influence_on_mean_and_std
     assert not set(held) & {*dealt, *workspace.federation.central_test}
     assert data.mean[0] == pytest.approx(float((data.x[~data.held_out] / 255).double().mean()), abs=1e-6)
     assert tiny_workspace()[1].federation.data.fingerprint != data.fingerprint
+
+
+def test_attackers_keep_their_validation_parts():
+    _, workspace, _ = tiny_workspace(OWN)
+    data, partition = workspace.federation.data, workspace.federation.partition
+    more, flipped = flip_labels(replace(data, validation=data.test), partition, (1, 3))
+    assert (flipped.validation_sizes == partition.validation_sizes).all()
+    assert (flipped.validation(3) == partition.validation(3)).all()
+    assert len(more.validation) == len(more.y) > len(data.y)
 
 
 def test_a_folders_val_is_validation_data(tmp_path):
@@ -163,6 +179,31 @@ def test_the_objective_of_a_search_is_the_validation_accuracy():
     summary = {"select_on": "validation", "accuracy_final": 0.9, "validation_accuracy_final": 0.4}
     assert launch.read_objective(summary, None) == 0.4
     assert launch.read_objective(summary | {"select_on": "test"}, None) == 0.9
+
+
+@pytest.mark.parametrize(
+    ("sweeper", "name", "select_on", "warned"),
+    [
+        ("OptunaSweeper", None, "test", True),
+        ("OptunaSweeper", None, "validation", False),
+        ("OptunaSweeper", "accuracy_best", "validation", True),
+        ("OptunaSweeper", "validation_accuracy_best", "validation", False),
+        ("BasicSweeper", None, "test", False),
+    ],
+)
+def test_a_search_by_test_data_is_said_in_one_line(monkeypatch, sweeper, name, select_on, warned):
+    job = SimpleNamespace(mode=RunMode.MULTIRUN, sweeper={"_target_": f"somewhere.{sweeper}"})
+    monkeypatch.setattr(launch.HydraConfig, "get", lambda: job)
+    assert bool(launch.warn_of_objective({"select_on": select_on}, name)) == warned
+
+
+def test_a_report_says_on_what_was_selected(tmp_path):
+    plain = read(write_run(tmp_path / "a", (0.1, 0.5, 0.7)), "a")
+    checked = [(10, "global", "validation", "accuracy", 0.4), (20, "global", "validation", "accuracy", 0.3)]
+    selected = read(write_run(tmp_path / "b", (0.1, 0.5, 0.7), more=checked, summary=False), "b")
+    assert selected.number("accuracy_best") == 0.5
+    assert format_selection([plain]) == ""
+    assert "1 of 2 runs" in format_selection([plain, selected])
 
 
 def test_clients_are_evaluated_alike_in_a_stack_and_alone_also_without_validation_data():

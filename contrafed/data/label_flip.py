@@ -43,6 +43,11 @@ class Flipped(Partition):
         """Return a client's own test examples, which have their true labels."""
         return self._true.test(client)
 
+    @property
+    def validation_sizes(self) -> np.ndarray:
+        """Examples in each client's own validation part (K,)."""
+        return self._true.validation_sizes
+
     def validation(self, client: int) -> np.ndarray:
         """Return a client's own validation examples, which have their true labels."""
         return self._true.validation(client)
