@@ -43,6 +43,7 @@ KEY_VALUES = ("published.plot.x", "published.plot.line", "published.plot.panel")
 BOOKKEEPING = (
     *("output_dir", "changed", "objective", "federation_seed", "engine.max_norm_ratio", "partition.max_examples"),
     *("model.buffers", "strategy.local.last_batch", "strategy.history_step", "strategy.history_share"),
+    *("settings",),
 )
 # A method -> keys that it got later, which are not compared.
 LATER = {"fedbabu": ("strategy.tune_lr", "strategy.tune_momentum")}
