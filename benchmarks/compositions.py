@@ -18,6 +18,8 @@ from typing import Any
 
 SCALES = ("full", "small")
 CHOICES = "(choices)"  # in place of the experiment of a choice that is composed alone
+# Paper -> its settings before experiments had several.
+RECORDED_SETTINGS = {"fedcrl": "printed", "fedcosr": "printed", "mpfedcon": "printed", "pmfl": "printed", "fedrcl": "code"}
 TIME = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d")  # in output_dir
 
 
@@ -26,6 +28,7 @@ class Project:
     """The functions of a checkout that a record needs. Only ``adapt_project`` knows the project's functions."""
 
     is_renamed: bool  # whether its keys have the new names of RENAMED
+    has_settings: bool  # whether papers' experiments have several settings
     choices: dict[str, list[str]]  # group, as the user writes it -> its choices, where experiment and scale are groups
     server_methods: list[str]  # methods that take strategy.server
     expand: Callable[[list[str]], list[tuple[str, list[str]]]]  # overrides of a sweep -> (name, overrides) of each job
@@ -40,6 +43,7 @@ def adapt_project() -> Project:
 
         return Project(
             is_renamed="num_clients:" in (registry.CONF / "config.yaml").read_text(encoding="utf-8"),
+            has_settings="settings:" in (registry.CONF / "config.yaml").read_text(encoding="utf-8"),
             choices={group.replace("/", "."): list(registry.choices(group)) for group in checks.GROUPS},
             server_methods=[
                 name for name in registry.choices("strategy") if checks.SERVER in compose.find_choices(f"strategy={name}")
@@ -56,6 +60,7 @@ def adapt_first_design() -> Project:
     registry = importlib.import_module("core.registry")
     return Project(
         is_renamed=False,
+        has_settings=False,
         choices={group.replace("/", "."): list(registry.choices(group)) for group in composition.CHOICE_GROUPS},
         server_methods=[name for name in registry.choices("strategy") if yamls.rule_of(name, None) is not None],
         expand=lambda overrides: [(job.name, job.overrides) for job in sweep.expand(overrides)],
@@ -94,9 +99,14 @@ def compose_choice(project: Project, overrides: list[str]) -> dict[str, Any]:
 
 
 def compose_row(project: Project, overrides: list[str], **identity: Any) -> dict[str, Any]:
-    """Return a row: the job's identity, its overrides, and its configuration with masked times."""
+    """Return a row: the job's identity, its overrides, and its configuration with masked times.
+
+    A paper's experiment has the settings that were its only ones once.
+    """
+    paper = next((o for o in overrides if o.startswith("experiment=")), "").partition("=")[2].partition("/")[0]
+    settings = [f"settings={RECORDED_SETTINGS[paper]}"] if project.has_settings and paper in RECORDED_SETTINGS else []
     with contextlib.redirect_stdout(io.StringIO()):  # a notice that a method needs plain SGD
-        config = project.compose(list(overrides))
+        config = project.compose([*overrides, *settings])
     return {**identity, "overrides": overrides, "config": mask_times(config)}
 
 

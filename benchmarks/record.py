@@ -44,6 +44,7 @@ BOOKKEEPING = (
     *("output_dir", "changed", "objective", "federation_seed", "engine.max_norm_ratio", "partition.max_examples"),
     *("model.buffers", "strategy.local.last_batch", "strategy.history_step", "strategy.history_share"),
     *("select_on", "partition.validation_fraction", "dataset.validation_fraction", "partition.feature_shift", "dataset.kind"),
+    *("settings",),
 )
 # A method -> keys that it got later, which are not compared.
 LATER = {"fedbabu": ("strategy.tune_lr", "strategy.tune_momentum")}

@@ -24,7 +24,7 @@ class Config(Weights):
     """Hyper-parameters of the strategy."""
 
     choose: Annotated[int, Range(ge=1)] | Annotated[float, Range(gt=0, lt=1)]  # m, or a share of the clients with data
-    choose_from: Literal["available", "all"]  # all: selected clients that are not available do not train
+    choose_from: Literal["available", "all", "everyone"]  # all: selected clients that are not available do not train
     agent_lr: Annotated[float, Range(gt=0)]
     discount: Annotated[float, Range(ge=0, le=1)]  # of the rounds after a choice
     agent_clip: Annotated[float, Range(gt=0)]
@@ -39,7 +39,8 @@ class FedPPO(FedAvg):
     W is their mean. m distinct clients are drawn one after another from the actor's softmax. The agent's state is the global
     accuracy and each client's last accuracy, which start at zero. The reward of client k is r_k = acc_k + acc_G d_k / sum_j
     d_j, with d_k = max(last loss - loss, 1e-5). The last losses start at 0. A client that failed gives no reward. With
-    ``choose_from=available`` absent clients are never selected.
+    ``choose_from=available`` absent clients are never selected. With ``everyone`` availability is ignored: all selected clients
+    train.
 
     Source: Zhang et al. 2023.
 
@@ -78,7 +79,7 @@ class FedPPO(FedAvg):
         )
 
     def select(self, server_round: int) -> np.ndarray:
-        """Select among the available clients or all with data, and return the available ones of them."""
+        """Select among the available clients or all with data, and return those of them that train."""
         available = super().select(server_round)
         allowed = np.zeros(self.population.num_clients, dtype=bool)
         allowed[available if self.config.choose_from == "available" else np.flatnonzero(self.population.sizes)] = True
@@ -90,6 +91,8 @@ class FedPPO(FedAvg):
         logs, _ = steps_of(logits, mask, chosen)
         # Not in the state, because a checkpoint is written after the round.
         self.drawn = {"state": state, "allowed": mask, "chosen": torch.tensor(chosen), "logs": logs}
+        if self.config.choose_from == "everyone":
+            return np.sort(np.array(chosen, dtype=np.int64))
         return np.intersect1d(chosen, available).astype(np.int64)
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:

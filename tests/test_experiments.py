@@ -27,7 +27,8 @@ def test_an_experiment_has_the_same_training_for_every_method(experiment, every)
     file = "fedcrl/base" if experiment == "fedcosr/base" else experiment
     own = OmegaConf.load(registry.CONF / "experiment" / f"{file}.yaml")
     expected = training_of(config_of(f"experiment={experiment}"))
-    assert all(expected[key] == value for key, value in OmegaConf.to_container(own.strategy.local).items())
+    local = OmegaConf.to_container(own.strategy.local) | local_settings(own, "")
+    assert all(expected[key] == value for key, value in local.items())
     for number, name in enumerate(registry.choices("strategy")):
         if not (every or number % 11 == 0 or local_settings(own, name) or name in ("fednova", "scaffold")):
             continue
@@ -43,10 +44,12 @@ def test_an_experiment_has_the_same_training_for_every_method(experiment, every)
 
 
 def local_settings(experiment, name):
-    """Return an experiment's settings of one method's local training alone."""
+    """Return an experiment's default settings of one method's local training alone, or without a name of all methods'."""
     found = {}
     for condition, values in OmegaConf.to_container(experiment).get("where", {}).items():
-        if condition.startswith("strategy=") and name in condition.removeprefix("strategy=").split(","):
+        parts = dict(part.split("=") for part in condition.split())
+        names = parts.pop("strategy", "").split(",")
+        if parts in ({}, {"settings": "code"}) and name in names:
             found |= {key.removeprefix("strategy.local."): v for key, v in values.items() if key.startswith("strategy.local.")}
     return found
 
@@ -102,14 +105,7 @@ def test_mpfedcon_trains_the_body_for_one_epoch_on_cifar_10_and_for_five_elsewhe
         assert config_of("experiment=mpfedcon/table1", f"column={column}")["strategy"]["local"]["epochs"] == epochs
 
 
-def test_fedrcls_figures_2_and_3_have_supervised_contrast_at_the_last_level_and_a_client_with_all_data():
-    for figure, axis in (("figure2", "column=alpha_0.3"), ("figure2", "column=central"), ("figure3", "partition.alpha=0.05")):
-        levels = {
-            name: config_of(f"experiment=fedrcl/{figure}", axis, f"strategy={name}")["strategy"]["levels"]
-            for name in ("fedscl", "fedrcl")
-        }
-        assert levels == {"fedscl": "last", "fedrcl": 5}
-    assert config_of("experiment=fedrcl/figure1", "strategy=fedscl")["strategy"]["levels"] == 5
+def test_fedrcls_figure_2_has_a_client_with_all_data():
     run = resolve(config_of("experiment=fedrcl/figure2", "column=central", "strategy=fedavg"))
     local = run.client.strategy.config.local
     assert (run.num_clients, run.participation.config.count(1), local.iterations, local.batch_size) == (1, 1, 250, 50)
@@ -123,7 +119,7 @@ def test_fedcrls_experiment_goes_with_its_other_partition():
     for partition, classes in (("pathological", 2), ("practical", None)):
         run = resolve(config_of("experiment=fedcrl/base", f"partition={partition}"))
         assert getattr(run.client.partition.config, "classes_per_client", None) == classes
-        assert run.client.partition.config.min_client_size == 64
+        assert run.client.partition.config.min_client_size == 40
     assert resolve(config_of("experiment=fedcrl/base")).client.partition.config.scheme == "per_class"
 
 

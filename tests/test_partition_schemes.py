@@ -71,7 +71,13 @@ def test_balanced_dirichlet_draws_by_the_weights_of_the_classes():
 @pytest.mark.parametrize("clients", [10, 20, 37])
 @pytest.mark.parametrize(
     ("each", "changes"),
-    [(2, {}), (3, {"pieces": "random"}), (2, {"scheme": "shards"}), (2, {"scheme": "shards", "distinct": True})],
+    [
+        (2, {}),
+        (3, {"pieces": "random"}),
+        (3, {"pieces": "uniform"}),
+        (2, {"scheme": "shards"}),
+        (2, {"scheme": "shards", "distinct": True}),
+    ],
 )
 def test_pathological_class_limits(clients, each, changes):
     part = make("pathological", clients=clients, classes_per_client=each, **changes)
@@ -82,7 +88,7 @@ def test_pathological_class_limits(clients, each, changes):
         assert held.mean() == each
 
 
-@pytest.mark.parametrize("pieces", ["equal", "random"])
+@pytest.mark.parametrize("pieces", ["equal", "random", "uniform"])
 def test_pieces_of_a_class_are_equal_or_random(pieces):
     """20 clients of 2 classes: four holders of each class, of 200 examples."""
     counts = make("pathological", pieces=pieces).class_counts()
@@ -90,6 +96,9 @@ def test_pieces_of_a_class_are_equal_or_random(pieces):
     found = np.array([sorted(column[column > 0]) for column in counts.T])
     if pieces == "equal":
         assert (found == 50).all()
+    elif pieces == "uniform":  # three between a tenth of an equal piece and all of it, and the rest
+        assert found[:, 0].min() >= 5
+        assert found[:, 2].max() < 50 < found[:, 3].min()
     else:
         assert (found[:, -1] - found[:, 0] > 1).all()
         assert len(set(map(tuple, found))) == 10

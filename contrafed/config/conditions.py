@@ -23,7 +23,7 @@ from contrafed.core.run_folder import read_config
 from contrafed.core.schema import flatten_keys
 
 # Keys that a command line may set in addition to an experiment and still have its setting.
-FREE_KEYS = (*OPTIONAL_GROUPS, "seed", "log", "metrics", *HOW_IT_RUNS)
+FREE_KEYS = (*OPTIONAL_GROUPS, "seed", "settings", "log", "metrics", *HOW_IT_RUNS)
 
 
 def find_experiment(overrides: Sequence[Override]) -> str | None:
@@ -91,6 +91,8 @@ def merge(
             free = {hydra_key(key) for key in axes}
             lines = [o for o in asked if not o.is_hydra_override() and o.key_or_group not in free]
             config.changed = [str(o.input_line) for o in lines if counts(o.key_or_group, FREE_KEYS)]
+    if config.get("settings") is not None and not any("settings=" in condition for condition in where):
+        raise UserError("settings: only an experiment of a paper has several. Fix: leave it out, or choose such an experiment")
     holding = {condition: values for condition, values in where.items() if condition_holds(condition, config, own)}
     other_server = any(o.key_or_group == SERVER for o in task)  # then the method has other keys than its experiment expects
     for condition, values in holding.items():

@@ -49,6 +49,7 @@ class Top:
 
     seed: Annotated[int, Range(ge=0, lt=2**63)]
     federation_seed: Annotated[int, Range(ge=0, lt=2**63)] | None
+    settings: Literal["code", "printed"] | None
     num_clients: Annotated[int, Range(ge=1)]
     num_rounds: Annotated[int, Range(ge=1)]
     min_replies: Annotated[int, Range(ge=0)]

@@ -106,7 +106,8 @@ def select_axes(
     """Return each axis of a grid with the texts of its values, and the keys of the command line that they use.
 
     The name of an axis on the command line replaces its values, with numbers as the grid writes them. A choice that named cases
-    make, such as ``dataset=svhn``, selects the cases with this choice. A case without this key has the experiment's choice.
+    make, such as ``dataset=svhn``, selects the cases with this choice. A case without this key has the experiment's choice. An
+    axis without such a case goes if its cases set nothing outside the group, as with ``partition=file`` of FedRCL's Table 1.
 
     Args:
         grid: The grid.
@@ -115,7 +116,7 @@ def select_axes(
         default: The experiment's choices.
 
     Raises:
-        UserError: If no case is left.
+        UserError: If no case is left of an axis that sets other keys too.
     """
     axes, used = dict[str, list[str]](), set[str]()
     for name, axis in grid.items():
@@ -131,7 +132,9 @@ def select_axes(
         axes[name] = [
             n for n, case in axis.items() if all(format_value(case.get(k, default.get(k))) in asked[k] for k in narrowing)
         ]
-        if not axes[name]:
+        if not axes[name] and all({key.partition(".")[0] for key in case} <= narrowing for case in axis.values()):
+            del axes[name]  # the cases are about this group alone, such as degrees of a skew, and the command line has its own
+        elif not axes[name]:
             wanted = " ".join(f"{key}={','.join(asked[key])}" for key in sorted(narrowing))
             raise UserError(f"no {name} of the grid has {wanted}; its cases: {', '.join(axis)}")
     return axes, used

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from contrafed.runs.output.console import format_count
 def match_runs(runs: Sequence[FinishedRun], experiment: str, config_dir: Path | None = None) -> list[FinishedRun]:
     """Return the runs whose settings are those of jobs of an experiment, each with the published values of its job.
 
-    A job is composed like the run, with its ``scale`` and its ``changed`` keys. A run that is several jobs is returned for
-    each.
+    A job is composed like the run, with its ``scale`` and its ``changed`` keys, under each of the experiment's ``settings``. A
+    run that is several jobs is returned for each.
 
     Args:
         runs: The runs.
@@ -49,17 +50,19 @@ def _jobs(
     """Return a method's jobs of a grid: setting -> the origin of each job."""
     found: dict[str, list[dict[str, Any]]] = {}
     axes = [f"strategy={strategy}"] if "strategy" in read_grid(experiment, own) else []
-    for job in expand_jobs(
-        [f"experiment={experiment}", "seed=0", *axes, *([f"scale={scale}"] if scale else []), *changed], own
-    ):
+    asked = [f"experiment={experiment}", "seed=0", *axes, *([f"scale={scale}"] if scale else []), *changed]
+    for job, settings in product(expand_jobs(asked, own), ([], ["settings=code"], ["settings=printed"])):
         try:
-            config = to_plain(compose_job(job.overrides, own))
-        except UserError:  # a user's method, or a key that this table's choices do not have
+            config = to_plain(compose_job([*job.overrides, *settings], own))
+        except UserError:  # a user's method, a key that this table's choices do not have, or no such settings
+            continue
+        if not settings and config.get("settings") is not None:  # the next two compose it
             continue
         found.setdefault(_setting(config), []).append({key: config.get(key) for key in ("experiment", "published", "changed")})
     return found
 
 
 def _setting(config: Any) -> str:
-    """Return all that changes a run's numbers, except its seed."""
-    return json.dumps({key: value for key, value in flat(config).items() if value is not None}, sort_keys=True, default=str)
+    """Return all that changes a run's numbers, except its seed. ``settings`` does so by other keys alone."""
+    kept = {key: value for key, value in flat(config).items() if value is not None and key != "settings"}
+    return json.dumps(kept, sort_keys=True, default=str)

@@ -11,7 +11,7 @@ import pandas as pd
 from contrafed.core import registry
 from contrafed.core.display_names import name_method
 from contrafed.core.errors import UserError
-from contrafed.report import figures, plots, published, results, tables
+from contrafed.report import claims, figures, plots, published, results, tables
 from contrafed.report.groups import describe_mixes, group_runs, usable
 from contrafed.report.names import label_group, name_table
 from contrafed.report.pages import describe_training, format_differences, format_selection, join_remarks
@@ -32,6 +32,10 @@ GUIDE = """## How to read the tables
 * *FedAvg's last* is FedAvg's accuracy after its last round in the same setting.
 * *Rounds to* and *MiB to* FedAvg's last end at the first evaluation that reaches it. "-" means that no seed reaches it.
 * `results/NAME.csv` has a row per run: configuration, seed, versions, commit, hardware, seconds.
+"""
+CLAIMS = """
+Differences are those of two methods, in points. With several seeds the 95 % interval is in brackets. A verdict needs all rounds
+of the paper, and an interval without 0. `results/claims.yaml` lists the claims.
 """
 HIDDEN_COLUMNS = ("seconds",)  # of the table of runs: only the CSV has them
 RANKS = ("rank", "paper_rank")
@@ -68,6 +72,8 @@ def write_results_pages(home: Path) -> list[Path]:
             files.append(_write_page(below / path.name, title, text))
             listed.append(f"| [{title}](results/{path.name}) | |")
         summary = _split_title(common)[1] if common.exists() else ""
+        if findings := claims.find_claims(folder):
+            summary = f"## Claims of the papers\n\n{claims.build_claims_table(findings).markdown}{CLAIMS}\n{summary}"
         pages = "## Pages\n\n| page | runs |\n| --- | ---: |\n" + "\n".join(listed) + "\n"
         index.write_text("\n".join(part for part in (HEAD, summary, pages, GUIDE) if part), encoding="utf-8")
     except OSError as error:

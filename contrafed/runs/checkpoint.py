@@ -41,7 +41,7 @@ FORMAT = 2  # version of a checkpoint's files. Version 1 has no such key and oth
 
 ENDING_KEYS = ("early_stop", "target_accuracy", "select_on", "on_divergence")
 # Keys that may differ in a resumed run: they change no result, or only when the run ends. RULING_KEYS are the exception.
-FREE_KEYS = (*HOW_IT_RUNS, *ENDING_KEYS, *ORIGIN)
+FREE_KEYS = (*HOW_IT_RUNS, *ENDING_KEYS, *ORIGIN, "settings")  # settings acts by the keys that it sets
 
 
 @dataclass

@@ -1,27 +1,24 @@
 """Return the results of a method from results/ with the functions of reports. Methods without results have none.
 
-``python docs/generate/results.py`` updates the README's table of the papers' numbers.
+``python docs/generate/results.py`` updates the README's table of the papers' claims.
 """
 
 import io
-import math
 import re
 import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pandas as pd
 from blocks import ROOT
 
 sys.path.insert(0, str(ROOT))
 
-from contrafed.core.display_names import name_method
-from contrafed.report import figures, published, results, tables
+from contrafed.report import claims, figures, published, results, tables
 from contrafed.report.groups import Group, group_runs, usable
 from contrafed.report.names import label_group
 from contrafed.report.runs import FinishedRun, accuracy_of
-from contrafed.report.statistics import over_seeds, spearman
+from contrafed.report.statistics import over_seeds
 
 
 @cache
@@ -112,39 +109,14 @@ TABLE = re.compile(r"<!-- results -->\n.*?<!-- end of results -->\n", re.DOTALL)
 
 
 def readme_table(home: Path = ROOT) -> str:
-    """Return the README's table: the papers' columns of test images with at least two of our values.
-
-    A cell has our value and, in brackets, the published value. If several runs differ in one column's settings, the most
-    complete ones are used.
-    """
-    found: dict[str, tuple[pd.DataFrame, str]] = {}
-    for _, runs in load_stored_runs(home).values():
-        for comparison in published.compare(runs):
-            for place, part in comparison.columns():
-                if place[-1] == "train_accuracy":
-                    continue
-                rho, count = spearman(part["ours"].tolist(), part["paper"].tolist())
-                name = f"{comparison.name}: {', '.join(filter(None, place)).replace('_', ' ')}"
-                if name not in found or part["ours"].count() > found[name][0]["ours"].count():
-                    found[name] = (part.set_index("method"), "" if math.isnan(rho) else f"{rho:.2f} of {count}")
-    columns = [(name, *column) for name, column in found.items() if column[0]["ours"].count() > 1]
-    lines = [f"| | {' | '.join(name for name, _, _ in columns)} |", "| --- |" + " ---: |" * len(columns)]
-    for method in dict.fromkeys(method for _, part, _ in columns for method in part.index[part["ours"].notna()]):
-        cells = [tables.beside(part.loc[method]) if method in part.index else "" for _, part, _ in columns]
-        lines.append(f"| {name_method(method)} | {' | '.join(cells)} |")
-    lines.append(f"| *Spearman's correlation, of how many methods* | {' | '.join(rho for _, _, rho in columns)} |")
+    """Return the README's table: the papers' claims, our differences, and a verdict."""
+    table = claims.build_claims_table(claims.find_claims(home / "results"), ("claim", "table", "published", "ours", "verdict"))
     said = (
-        "In per cent. Each of our values is from one seed. The published value is in brackets.\n"
-        "Brackets alone: we have no run. No brackets: the paper has no value.\n\n"
-        "* **FedCRL's columns** are shorter runs, with a quarter of the data and 50 rounds.\n"
-        "* **MpFedcon's column** has 60 of 100 rounds. FedAvg+FT is evaluated once, after fine-tuning.\n"
-        "* **PMFL's columns** have all 10,000 rounds. FedAU is within a point of its published values.\n"
-        "* **PMFL** ends below FedAU under both patterns. Under Bernoulli most of the difference is the cost of its history.\n"
-        "  The row PMFL without HGM is without history.\n"
-        "* **With another seed** FedAU ends 1.6 points lower, and FedAvg 7.5 points lower.\n\n"
-        "[Results](docs/RESULTS.md) has the deviations, their reasons as far as we know, and every method on the digits."
+        "Differences between the two methods are in points. With several seeds the 95 % interval is in brackets. A verdict\n"
+        "needs all rounds of the paper and an interval without 0.\n"
+        "[Results](docs/RESULTS.md) has the reasons, all values and every method on the digits.\n"
     )
-    return "\n".join(["<!-- results -->", *lines, "", said, "<!-- end of results -->", ""])
+    return f"<!-- results -->\n{table.markdown.strip()}\n\n{said}<!-- end of results -->\n"
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ class Config(Common):
 
     classes_per_client: Annotated[int, Range(ge=1)]
     scheme: Literal["classes", "shards"]
-    pieces: Literal["equal", "random"]
+    pieces: Literal["equal", "random", "uniform"]
     distinct: bool
 
 
@@ -42,7 +42,11 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
 
 
 def _classes(config: Config, draw: Draw) -> list[np.ndarray]:
-    """Deal class by class to the first ceil(K S / C) clients with room, in equal or random pieces."""
+    """Deal class by class to the first ceil(K S / C) clients with room.
+
+    The pieces of a class are equal, or cut at random places, or have uniform sizes between a tenth of an equal piece and all of
+    it, of which the last holder gets the rest (PFLlib's).
+    """
     clients, classes = draw.num_clients, draw.num_present
     room = np.full(clients, config.classes_per_client)
     pieces: list[list[np.ndarray]] = [[] for _ in range(clients)]
@@ -53,6 +57,10 @@ def _classes(config: Config, draw: Draw) -> list[np.ndarray]:
         room[takers] -= 1
         if config.pieces == "equal":
             parts = np.array_split(examples, len(takers))
+        elif config.pieces == "uniform":
+            equal = len(examples) / max(len(takers), 1)
+            sizes = draw.rng.integers(int(equal / 10), max(int(equal), int(equal / 10) + 1), max(len(takers) - 1, 0))
+            parts = np.split(examples, np.cumsum(sizes))
         else:
             inner = max(len(examples) - 1, 0)
             cuts: np.ndarray = 1 + draw.rng.choice(inner, min(len(takers) - 1, inner), replace=False) if inner else np.zeros(0)

@@ -188,7 +188,8 @@ def test_with_everybody_chosen_it_is_fedavg():
     assert same(everybody[-1], fedavg[-1])
 
 
-def test_blind_choices_train_only_who_is_available():
+@pytest.mark.parametrize("choose_from", ["all", "everyone"])
+def test_blind_choices_train_who_is_available_or_all_of_them(choose_from):
     asked = []
 
     class Seen(_rule()):
@@ -197,9 +198,10 @@ def test_blind_choices_train_only_who_is_available():
             asked.append(chosen.tolist())
             return chosen
 
-    digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), rule=Seen, choose=3, choose_from="all")
-    assert all(set(chosen) <= set(there) for chosen, there in zip(asked, ROUNDS, strict=True))
-    assert {len(chosen) for chosen in asked} != {3}
+    digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), rule=Seen, choose=3, choose_from=choose_from)
+    blind = choose_from == "everyone"
+    assert all(set(chosen) <= set(there) for chosen, there in zip(asked, ROUNDS, strict=True)) is not blind
+    assert ({len(chosen) for chosen in asked} == {3}) is blind
 
 
 def test_stacked_equals_alone():

@@ -1,0 +1,124 @@
+"""Compare claims of the papers with the runs in ``results/``: published difference, our difference, and a verdict.
+
+``results/claims.yaml`` is a list of claims. Each says that one method is above another:
+
+    - claim: PMFL is above FedAU
+      where: Table I, CIFAR-10, Bernoulli
+      first: {file: pmfl-table1, method: pmfl}       # runs of results/FILE.csv; keys with a dot select by the configuration
+      second: {file: pmfl-table1, method: fedau}     # method: best is the best other method of the same runs
+      value: accuracy_top5_mean                      # a key of the summary, a fraction
+      published: 0.50                                # points
+      rounds: 10000                                  # of the paper
+      reason: Equations 10 and 11 as printed
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from contrafed.core.errors import UserError
+from contrafed.core.schema import flatten_keys
+from contrafed.report import results
+from contrafed.report.runs import FinishedRun
+from contrafed.report.statistics import PairedDifference, compare_pairs, count_seeds, over_seeds
+from contrafed.report.tables import Table
+
+KEYS = {"claim", "where", "first", "second", "value", "published", "rounds", "reason"}
+BEST = "best"
+HEADS = ("claim", "table", "seeds", "rounds", "published", "ours", "verdict", "reason")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim beside our runs. Differences are in points."""
+
+    claim: Mapping[str, Any]
+    difference: PairedDifference
+    std: float  # sample standard deviation of the paired differences, NaN for one seed
+    rounds: int  # that the shorter run has
+
+    @property
+    def verdict(self) -> str:
+        """Reproduced, not reproduced, or not decided with what is still needed."""
+        needs = []
+        if self.rounds < self.claim["rounds"]:
+            needs.append(f"all {self.claim['rounds']:,} rounds")
+        if self.difference.n < 2:
+            needs.append("more than one seed")
+        elif self.difference.is_tie:
+            seeds = count_seeds(self.std, abs(self.claim["published"]))
+            needs.append(f"about {seeds:,.0f} seeds" if math.isfinite(seeds) else "more than 10,000 seeds")
+        if needs:
+            return f"not decided, needs {' and '.join(needs)}"
+        same = (self.difference.mean > 0) == (self.claim["published"] > 0)
+        return "reproduced" if same else "not reproduced"
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """The cells of a table's row."""
+        ours = f"{self.difference.mean:+.2f}"
+        if self.difference.n > 1:
+            ours += f" ({self.difference.low:+.2f} to {self.difference.high:+.2f})"
+        claim = self.claim
+        rounds = f"{self.rounds:,} of {claim['rounds']:,}"
+        place = (str(claim["claim"]), str(claim["where"]), str(self.difference.n), rounds)
+        return (*place, f"{claim['published']:+.2f}", ours, self.verdict, str(claim["reason"]))
+
+
+def find_claims(folder: Path) -> list[Finding]:
+    """Return each claim of ``claims.yaml`` in ``folder`` beside the runs there, an empty list without the file.
+
+    Raises:
+        UserError: For a claim with other keys than ``KEYS``, or without a run.
+    """
+    path = folder / "claims.yaml"
+    if not path.exists():
+        return []
+    claims = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for claim in claims:
+        if not isinstance(claim, dict) or set(claim) != KEYS:
+            raise UserError(f"{path.name}: every claim must have the keys {', '.join(sorted(KEYS))}, got {claim!r}")
+    return [_compare(claim, folder) for claim in claims]
+
+
+def build_claims_table(findings: Sequence[Finding], heads: Sequence[str] = HEADS) -> Table:
+    """Return the table of claims, or some of its columns."""
+    places = [HEADS.index(head) for head in heads]
+    rows = tuple(tuple(finding.row[place] for place in places) for finding in findings)
+    return Table("Claims of the papers", tuple(heads), rows, pd.DataFrame(rows, columns=list(heads)))
+
+
+def _compare(claim: Mapping[str, Any], folder: Path) -> Finding:
+    first, second = (_select(claim, side, folder) for side in ("first", "second"))
+    ours = {run.summary["seed"]: 100 * run.number(claim["value"]) for run in first}
+    theirs = dict[int, float]()
+    for run in second:  # of several methods the best one of a seed
+        seed, value = run.summary["seed"], 100 * run.number(claim["value"])
+        theirs[seed] = max(value, theirs.get(seed, -math.inf))
+    shared = sorted(ours.keys() & theirs.keys())
+    if not shared:
+        raise UserError(f"claims.yaml: the two sides of '{claim['claim']}' share no seed")
+    difference = compare_pairs([ours[seed] for seed in shared], [theirs[seed] for seed in shared])
+    _, std = over_seeds([ours[seed] - theirs[seed] for seed in shared])
+    return Finding(claim, difference, std, min(run.summary["rounds"] for run in (*first, *second)))
+
+
+def _select(claim: Mapping[str, Any], side: str, folder: Path) -> list[FinishedRun]:
+    """Return the runs of one side of a claim."""
+    wanted = dict(claim[side])
+    file, method = wanted.pop("file"), wanted.pop("method")
+    besides = claim["first"]["method"] if method == BEST else None
+    found = []
+    for run in results.load(folder / f"{file}.csv"):
+        config = flatten_keys(run.config)
+        fits = all(config.get(key) == value for key, value in wanted.items()) and not math.isnan(run.number(claim["value"]))
+        if fits and (run.method == method or (besides is not None and run.method != besides)):
+            found.append(run)
+    if not found:
+        raise UserError(f"claims.yaml: results/{file}.csv has no run for the {side} side of '{claim['claim']}'")
+    return found
