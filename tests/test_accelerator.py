@@ -37,9 +37,7 @@ STACKED_RUN = ("engine=local", "engine.stack_size=4", "num_rounds=3")
 def _alike(monkeypatch):
     """Evaluate as many examples at a time as on the CPU, for equal rounding of sums."""
     monkeypatch.setattr(
-        contrafed.training.workspace,
-        "EVALUATION_BATCH_ELSEWHERE",
-        contrafed.training.workspace.EVALUATION_BATCH,
+        contrafed.training.workspace, "EVALUATION_BATCH_ELSEWHERE", contrafed.training.workspace.EVALUATION_BATCH
     )
     monkeypatch.setattr(RunRecorder, "_draw", lambda self: None)
 

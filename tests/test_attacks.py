@@ -66,13 +66,7 @@ def test_a_mistake_is_one_line(overrides, expect_error):
         resolve(config_of(*overrides))
 
 
-@pytest.mark.parametrize(
-    ("base", "parent"),
-    [
-        ("", "(Attackers)"),
-        ("(Attack)", ""),
-    ],
-)
+@pytest.mark.parametrize(("base", "parent"), [("", "(Attackers)"), ("(Attack)", "")])
 def test_an_attack_of_ones_own_that_would_attack_nobody(tmp_path, monkeypatch, base, parent, expect_error):
     imports = "from dataclasses import dataclass\nfrom contrafed.engines.attack import Attack, Attackers\n"
     config = f"@dataclass(frozen=True)\nclass Config{parent}:\n    pass\n"

@@ -41,10 +41,7 @@ pytestmark = pytest.mark.usefixtures("quick_devices")
             "client of partition 0 .* unknown --node-config key 'statedir', did you mean 'state-dir'",
         ),
         ([{"partition-id": 0, "state-dir": "x"}, {"partition-id": 1}, {"partition-id": 2}], "must be an absolute path, got x"),
-        (
-            [{"partition-id": 0, "state-dir": "/proc/x"}, {"partition-id": 1}, {"partition-id": 2}],
-            "partition 0 .*/proc/x",
-        ),
+        ([{"partition-id": 0, "state-dir": "/proc/x"}, {"partition-id": 1}, {"partition-id": 2}], "partition 0 .*/proc/x"),
         ([{"partition-id": 0, "data": "/nothing"}, {"partition-id": 1}, {"partition-id": 2}], "absolute path .*, got /nothing"),
     ],
 )

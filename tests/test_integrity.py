@@ -85,10 +85,7 @@ def disturb_run(folder, change, *overrides):
             change()
 
     with pytest.raises(RunStopped) as caught:
-        run(
-            config_of("strategy=pmfl", *SMALL_RUN, *overrides, "checkpoint_every=2", f"output_dir={folder}"),
-            on_round=on_round,
-        )
+        run(config_of("strategy=pmfl", *SMALL_RUN, *overrides, "checkpoint_every=2", f"output_dir={folder}"), on_round=on_round)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

@@ -200,10 +200,7 @@ def test_what_epsilon_would_not_hold_for_is_refused_with_the_reason(name):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (
-            "participation=markovian",
-            "participation=markovian does not draw each client independently",
-        ),
+        ("participation=markovian", "participation=markovian does not draw each client independently"),
         ("participation.beta=0.1", "clients have different probabilities; participation.beta=null gives them one"),
         ("participation.select=3", "participation.select draws clients without replacement"),
         ("strategy.weights=uniform", "a client's weight depends on who else takes part"),

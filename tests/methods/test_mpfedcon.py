@@ -75,10 +75,7 @@ def test_of_the_frozen_model_the_head_may_be_the_new_one():
 
 def test_the_bank_pools_every_clients_latest_centres():
     """Clients 0 (3 examples) and 1 (1 example) hold class 0. In the next round only client 1 uploads, also of class 1."""
-    rounds = [
-        [(0, [3.0, 0.0], [[1.0], [0.0]]), (1, [1.0, 0.0], [[5.0], [0.0]])],
-        [(1, [1.0, 1.0], [[9.0], [7.0]])],
-    ]
+    rounds = [[(0, [3.0, 0.0], [[1.0], [0.0]]), (1, [1.0, 0.0], [[5.0], [0.0]])], [(1, [1.0, 1.0], [[9.0], [7.0]])]]
     for memory, expected in (("round", [[9.0], [7.0]]), ("bank", [[3.0], [7.0]])):
         rule = rule_of("mpfedcon", (3, 2), {"proto/mean": (2, 1), "proto/valid": (2,)}, centre_memory=memory)
         for replies in rounds:

@@ -4,16 +4,7 @@ import numpy as np
 import pytest
 import torch
 from hand import EPOCH, WORK, as_fedavg
-from helpers import (
-    METHODS,
-    close,
-    config_of,
-    digits_run,
-    make_local_training,
-    run_scalar,
-    same,
-    workspace_of,
-)
+from helpers import METHODS, close, config_of, digits_run, make_local_training, run_scalar, same, workspace_of
 from left import stacked_equals_alone
 
 from contrafed.clients.fedavg import FedAvgClient
