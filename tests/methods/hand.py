@@ -178,10 +178,3 @@ def as_fedavg(name, schedule=COHORTS_WITH_ABSENCES, **changes):
 def heads(memory):
     """Return the personal parts of the client states."""
     return {n: v for n, v in memory.items() if "/personal/" in n}
-
-
-def no_head_travels(name, **changes):
-    """Return whether any of the projector is sent, and fail if any of the classifier is."""
-    _, _, strategy = whole(name, [[]], **changes)
-    assert not any("classifier" in n for n in (*strategy.broadcast_spec, *strategy.upload_spec))
-    return any("projector" in n for n in strategy.upload_spec)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hand import client_of, heads, losses_of, no_head_travels, rule_of, whole
+from hand import client_of, heads, losses_of, rule_of, whole
 from helpers import close, config_of, workspace_of
 
 from contrafed.server.base import Replies, Reply
@@ -135,11 +135,6 @@ def test_a_loss_is_averaged_over_the_examples_that_had_it():
     sizes = [min(10, config_size - i) for i in range(0, config_size, 10)]
     assert len(seen) == len(sizes)
     assert update.metrics["contrast"] == pytest.approx(np.average(seen, weights=sizes), rel=1e-9)
-
-
-def test_neither_head_nor_projector_ever_travels():
-    """M6."""
-    assert not no_head_travels("mpfedcon")
 
 
 def test_the_label_rule_of_gradient_leakage_finds_no_input():

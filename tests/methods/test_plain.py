@@ -64,16 +64,6 @@ def test_one_client_is_centralised_sgd():
 
 @pytest.mark.parametrize(
     ("name", "neutral"),
-    [("fedavgm", {"server_momentum": 0.0}), ("fedagm", {"server_momentum": 0.0, "local": {"proximal_weight": 0.0}})],
-)
-def test_neutral_rules_equal_fedavg(name, neutral):
-    reference, _ = digits_run("fedavg", weights="uniform")
-    models, _ = digits_run(name, weights="uniform", **neutral)
-    close(models[-1], reference[-1])
-
-
-@pytest.mark.parametrize(
-    ("name", "neutral"),
     [
         ("fedntd", {"distil_weight": 0.0}),
         ("fedlc", {"calibration": 0.0}),
