@@ -168,22 +168,6 @@ def test_the_last_batch_of_an_epoch():
             assert work.smallest_batch(examples) == min(found)
 
 
-@pytest.mark.parametrize(
-    ("changes", "key"),
-    [
-        (("strategy.local.batch_size=1",), "strategy.local.batch_size"),
-        (
-            ("strategy.local.iterations=null", "strategy.local.epochs=1", "strategy.local.batch_size=8"),
-            "strategy.local.last_batch",
-        ),
-    ],
-)
-def test_a_batch_of_one_is_an_error_before_the_run(changes, key, tmp_path, expect_error):
-    with expect_error():
-        run(config_of(*SMALL, "strategy=fedavg", *changes, "partition=iid", "num_clients=15", f"output_dir={tmp_path}/run"))
-    assert not (tmp_path / "run").exists()
-
-
 # -------------------------------------------------------------------------------------------------------- what is refused
 
 

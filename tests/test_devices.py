@@ -321,19 +321,6 @@ def test_fewer_than_min_replies_leave_the_model_as_it_is(tmp_path, capsys, engin
     assert "valid replies, min_replies=3: the model stays as it is" in capsys.readouterr().out
 
 
-def test_min_replies_is_checked():
-    with pytest.raises(UserError, match="min_replies=4 is more than num_clients=3"):
-        compose_deployed_run("num_clients=3 min_replies=4 engine=local")
-    with pytest.raises(
-        UserError, match="min_replies=3 is more than the 2 that participation.select asks: the model would never"
-    ):
-        compose_deployed_run("num_clients=3 min_replies=3 participation=uniform participation.select=2 engine=local")
-    with pytest.raises(
-        UserError, match=r"min_replies=3 is more than the 2 that train \(held_out_clients\): the model would never"
-    ):
-        compose_deployed_run("num_clients=3 min_replies=3 participation=full held_out_clients=1 engine=local")
-
-
 def test_an_evaluation_that_fails_is_counted_and_the_rest_is_averaged(tmp_path, capsys):
     def change(k, message, reply):
         if message.metadata.message_type == "evaluate" and message.metadata.group_id == "3" and k == 0:

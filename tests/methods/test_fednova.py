@@ -3,9 +3,8 @@
 import pytest
 import torch
 from hand import as_fedavg, rule_of
-from helpers import config_of, make_local_training
+from helpers import make_local_training
 
-from contrafed.config.run_config import resolve
 from contrafed.server.base import Replies, Reply
 from contrafed.strategies.fednova import path_length
 
@@ -87,12 +86,3 @@ def test_a_method_names_the_settings_that_it_trains_by(name, local, expected):
 def test_with_unequal_steps_it_is_not():
     ours, fedavg = as_fedavg("fednova")
     assert max((ours[-1][n] - fedavg[-1][n]).abs().max() for n in ours[-1]) > 1e-4
-
-
-@pytest.mark.parametrize("changes", [("optimizer=adam",), ("momentum=0.9", "keep_optimizer=true")])
-def test_a_solver_whose_path_is_not_known_is_refused_in_one_line(changes, expect_error):
-    local = [f"strategy.local.{change}" for change in changes]
-    for chosen in (["strategy=fednova"], ["strategy=moon", "strategy.server=fednova"]):
-        with expect_error("strategy.server"):
-            resolve(config_of(*chosen, *local))
-    resolve(config_of("strategy=fednova", "strategy.local.momentum=0.9"))
