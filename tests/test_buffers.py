@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from helpers import close, config_of, make_local_training, same
+from helpers import close, config_of, make_local_training, same, slow
 from recording import settings_of, watch, write_problem
 from torch import nn
 
@@ -55,10 +55,10 @@ def test_it_is_torchs_over_the_real_examples(momentum, affine):
     ("method", "buffers"),
     [
         ("fedavg", "average"),
-        ("fedavg", "frozen"),
-        ("moon", "local"),
-        ("apfl", "average"),
-        ("perfedavg", "average"),
+        slow("fedavg", "frozen"),
+        slow("moon", "local"),
+        slow("apfl", "average"),
+        slow("perfedavg", "average"),
         ("fedbn", "local"),
     ],
 )

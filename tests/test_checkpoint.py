@@ -14,76 +14,31 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from helpers import config_of, same
-from safetensors.torch import load_file
+from helpers import config_of, same, slow
+from stopped import SMALL_RUN, equal, make_stopped_run, outcome
 
 from contrafed.core.errors import UserError
 from contrafed.core.randomness import generator
 from contrafed.core.tensors import add_prefix
 from contrafed.runs import checkpoint
-from contrafed.runs.output import RoundLog
 from contrafed.runs.run import run
 from contrafed.strategies.fedavg import FedAvg
 from contrafed.training.base import Client
 
 ROOT = Path(__file__).resolve().parent.parent
-SMALL_RUN = (
-    "engine=local", "num_clients=8", "num_rounds=7", "eval_every=2", "model=mlp", "model.hidden=[8]", "model.projection=[6]",
-    "partition.test_fraction=0.2", "participation=markovian", "participation.mean_probability=0.5", "participation.p01=0.5",
-)  # fmt: skip
 LOG_OVERRIDE = "log=[deviation,weights,features,clients_train]"
 # test_every.py resumes every unchanged method from its middle.
 EACH_RUN = [
     ("pmfl", ()),
-    ("fedrcl", ("strategy.server=fedagm", "strategy.local.epochs=1")),
-    ("fedcrl", ("strategy.local.keep_optimizer=true",)),
+    slow("fedrcl", ("strategy.server=fedagm", "strategy.local.epochs=1")),
+    slow("fedcrl", ("strategy.local.keep_optimizer=true",)),
 ]
 
 
-def outcome(folder):
-    return load_file(folder / "model.safetensors"), *((folder / f"{n}.csv").read_bytes() for n in ("metrics", "clients"))
-
-
-def equal(a, b):
-    return same(a[0], b[0]) and a[1:] == b[1:]
-
-
-def stop_in(server_round, monkeypatch):
-    """Let the next run stop in the middle of a round's bookkeeping."""
-    write = RoundLog.write
-
-    def fatal(self, done):
-        if done.server_round == server_round:
-            raise RuntimeError("stopped here")
-        write(self, done)
-
-    monkeypatch.setattr(RoundLog, "write", fatal)
-
-
 @pytest.fixture
-def stop_run(tmp_path, monkeypatch):
-    """Make a run that stopped in round 6, with checkpoints of rounds 2 and 4."""
-
-    def make(name="pmfl", *overrides, folder="run"):
-        with monkeypatch.context() as patch:
-            stop_in(6, patch)
-            with pytest.raises(RuntimeError, match="stopped here"):
-                run(
-                    config_of(
-                        f"strategy={name}", *SMALL_RUN, *overrides, "checkpoint_every=2", f"output_dir={tmp_path}/{folder}"
-                    )
-                )
-        return tmp_path / folder
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """Return the results of PMFL's uninterrupted run."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    run(config_of("strategy=pmfl", *SMALL_RUN, f"output_dir={folder}"))
-    return outcome(folder)
+def stop_patched_run(tmp_path):
+    """Return a stopped run of a method under a test's own changes of the code."""
+    return lambda name: make_stopped_run(tmp_path / "run", f"strategy={name}")
 
 
 @pytest.mark.figures
@@ -101,7 +56,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, stop_run, name, overrides):
 
 
 @pytest.mark.figures
-def test_a_rule_that_chooses_by_its_state_goes_on_bit_for_bit(tmp_path, stop_run, monkeypatch):
+def test_a_rule_that_chooses_by_its_state_goes_on_bit_for_bit(tmp_path, stop_patched_run, monkeypatch):
     """Earlier participants are read from the log, because another selection would change the state."""
 
     def select(self, server_round):
@@ -117,7 +72,7 @@ def test_a_rule_that_chooses_by_its_state_goes_on_bit_for_bit(tmp_path, stop_run
     monkeypatch.setattr(FedAvg, "select", select)
     run(config_of("strategy=fedavg", *SMALL_RUN, f"output_dir={tmp_path}/whole"))
     assert asked == list(range(1, 8))  # once a round
-    folder = stop_run("fedavg")
+    folder = stop_patched_run("fedavg")
     asked.clear()
     run(config_of("strategy=fedavg", *SMALL_RUN, "resume=latest", f"output_dir={folder}"))
     assert asked == [5, 6, 7]
@@ -126,7 +81,7 @@ def test_a_rule_that_chooses_by_its_state_goes_on_bit_for_bit(tmp_path, stop_run
         assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_a_table_by_client_goes_on_bit_for_bit(tmp_path, stop_run, monkeypatch):
+def test_a_table_by_client_goes_on_bit_for_bit(tmp_path, stop_patched_run, monkeypatch):
     """Every client continues from its last upload, which the server stores under its partition id."""
 
     def aggregate(self, model, replies):
@@ -140,7 +95,7 @@ def test_a_table_by_client_goes_on_bit_for_bit(tmp_path, stop_run, monkeypatch):
     monkeypatch.setattr(FedAvg, "aggregate", aggregate)
     monkeypatch.setattr(FedAvg, "per_client_broadcast", per_client_broadcast)
     run(config_of("strategy=fedavg", *SMALL_RUN, f"output_dir={tmp_path}/whole"))
-    folder = stop_run("fedavg")
+    folder = stop_patched_run("fedavg")
     run(config_of("strategy=fedavg", *SMALL_RUN, "resume=latest", f"output_dir={folder}"))
     assert equal(outcome(folder), outcome(tmp_path / "whole"))
     monkeypatch.undo()
@@ -159,9 +114,8 @@ def test_it_goes_on_from_a_path_elsewhere_and_on_another_engine(tmp_path, stop_r
     assert equal(outcome(tmp_path / "b"), whole)
     assert equal(outcome(folder), before)
     shutil.rmtree(folder)  # the resumed folder does not need the first one
-    overrides = ("engine=ray", "engine.workers=2")
-    overrides += (f"resume={tmp_path}/b/checkpoints/000004", "checkpoint_every=1", f"output_dir={tmp_path}/c")
-    run(config_of("strategy=pmfl", *SMALL_RUN, *overrides))
+    overrides = ("engine=ray", "engine.workers=1", f"resume={tmp_path}/b/checkpoints/000004", "checkpoint_every=1")
+    run(config_of("strategy=pmfl", *SMALL_RUN, *overrides, f"output_dir={tmp_path}/c"))
     assert equal(outcome(tmp_path / "c"), whole)
     run(config_of("strategy=pmfl", *SMALL_RUN, f"resume={tmp_path}/c/checkpoints/000006", f"output_dir={tmp_path}/d"))
     assert equal(outcome(tmp_path / "d"), whole)
@@ -282,11 +236,11 @@ def test_a_finished_run_sends_what_its_last_round_sent_to_models_that_are_saved_
     assert left == scored
 
 
-def test_model_and_memory_come_back_in_their_order(stop_run, monkeypatch):
+def test_model_and_memory_come_back_in_their_order(stop_patched_run, monkeypatch):
     models, client_states, aggregate, sent = [], [], FedAvg.aggregate, Client.make_upload
     monkeypatch.setattr(FedAvg, "aggregate", lambda *given: models.append(list(given[1])) or aggregate(*given))
     monkeypatch.setattr(Client, "make_upload", lambda *given: client_states.append(list(given[1].state)) or sent(*given))
-    folder = stop_run("fedper")
+    folder = stop_patched_run("fedper")
     before = len(models)
     run(config_of("strategy=fedper", *SMALL_RUN, "checkpoint_every=2", "resume=latest", f"output_dir={folder}"))
     assert 0 < before < len(models)
@@ -352,7 +306,7 @@ def killed_until_done(folder, overrides, kills, rng):
 
 @pytest.mark.parametrize(
     ("engine", "kills", "rounds"),
-    [("local", 3, 40), *(pytest.param(engine, 20, 250, marks=pytest.mark.slow) for engine in ("local", "ray"))],
+    [("local", 1, 20), *(slow(engine, 20, 250) for engine in ("local", "ray"))],
 )
 def test_sigkill_at_random_moments(tmp_path, engine, kills, rounds):
     overrides = [

@@ -10,11 +10,11 @@ import pytest
 import torch
 from flwr.supercore import privacy_accounting as flower
 from flwr.supercore.privacy_accounting.rdp_accountant import RdpAccountant
-from helpers import config_of, same
+from helpers import config_of, same, slow
 from safetensors import safe_open
 from scipy.optimize import brentq
 from scipy.stats import norm
-from test_checkpoint import SMALL_RUN, equal, outcome, stop_run  # noqa: F401
+from stopped import SMALL_RUN, equal, outcome
 from tiny import run_tiny
 
 from contrafed.config.run_config import resolve
@@ -161,7 +161,7 @@ def test_the_seed_that_noise_comes_of_is_not_in_the_released_model(tmp_path):
         assert about(tmp_path / name, f"privacy={name}") == {"strategy": "fedavg"}
 
 
-@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize("name", [name if name in ("pmfl", "fedcrl") else slow(name) for name in SUMS])
 def test_every_rule_that_sums_goes_with_central_privacy(tmp_path, name):
     spent = run_tiny(tmp_path / "run", f"strategy={name}", "engine=local", "num_rounds=2", "privacy=central", "eval_every=2")[0]
     assert spent["failures"] == spent["replies_rejected"] == 0
@@ -178,8 +178,8 @@ def test_with_amplification_a_round_that_nobody_came_to_has_noise_too(tmp_path):
     assert spent["privacy_rounds"] == 1
 
 
-@pytest.mark.parametrize(("choice", "method", "engine"), [("central", "pmfl", "local"), ("local", "fedcrl", "ray")])
-def test_a_stopped_run_goes_on_to_the_same_epsilon_also_in_ray(tmp_path, stop_run, choice, method, engine):  # noqa: F811
+@pytest.mark.parametrize(("choice", "method", "engine"), [("central", "pmfl", "local"), slow("local", "fedcrl", "ray")])
+def test_a_stopped_run_goes_on_to_the_same_epsilon_also_in_ray(tmp_path, stop_run, choice, method, engine):
     with_noise = (f"privacy={choice}", "privacy.seeded_noise=true", f"strategy={method}")
     whole = run(config_of(*SMALL_RUN, *with_noise, f"output_dir={tmp_path}/whole"))
     folder = stop_run(method, *with_noise[:2])

@@ -23,8 +23,19 @@ NOTHING_OF_ITS_OWN = {
 EVERYBODY = [range(5)] * 3
 
 
-@pytest.mark.parametrize("rule", GOLDEN)
-@pytest.mark.parametrize("clients", NOTHING_OF_ITS_OWN)
+def quick(clients, rule):
+    """Whether a pair is among the quick ones: clients of models and of updates, and one strategy for all others."""
+    return clients in ("moon", "pmfl") or rule == "fedau"
+
+
+@pytest.mark.parametrize(
+    ("clients", "rule"),
+    [
+        pytest.param(clients, rule, marks=() if quick(clients, rule) else pytest.mark.slow)
+        for clients in NOTHING_OF_ITS_OWN
+        for rule in GOLDEN
+    ],
+)
 def test_server_rules_go_with_any_client_half(clients, rule):
     """Clients that upload models or updates, with strategies over either, give the strategy's golden values."""
     changes, full, pattern = GOLDEN[rule]
