@@ -33,6 +33,11 @@ def stop_in(server_round, monkeypatch):
     monkeypatch.setattr(RoundLog, "write", fatal)
 
 
+def run_small(folder, *overrides, method="pmfl", **options):
+    """Run a method on the small problem, and return the summary."""
+    return run(config_of(f"strategy={method}", *SMALL_RUN, *overrides, f"output_dir={folder}"), **options)
+
+
 def make_stopped_run(folder, *overrides):
     """Make a run that stopped in round 6, with checkpoints of rounds 2 and 4, and return its folder."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError, match="stopped here"):

@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 from helpers import config_of, same, slow
-from stopped import SMALL_RUN, equal, make_stopped_run, outcome
+from stopped import SMALL_RUN, equal, make_stopped_run, outcome, run_small
 
 from contrafed.core.errors import UserError
 from contrafed.core.randomness import generator
@@ -70,11 +70,11 @@ def test_a_rule_that_chooses_by_its_state_goes_on_bit_for_bit(tmp_path, stop_pat
 
     asked = []
     monkeypatch.setattr(FedAvg, "select", select)
-    run(config_of("strategy=fedavg", *SMALL_RUN, f"output_dir={tmp_path}/whole"))
+    run_small(f"{tmp_path}/whole", method="fedavg")
     assert asked == list(range(1, 8))  # once a round
     folder = stop_patched_run("fedavg")
     asked.clear()
-    run(config_of("strategy=fedavg", *SMALL_RUN, "resume=latest", f"output_dir={folder}"))
+    run_small(folder, "resume=latest", method="fedavg")
     assert asked == [5, 6, 7]
     assert equal(outcome(folder), outcome(tmp_path / "whole"))
     for name in ("participants.csv", "participation.png"):
@@ -94,43 +94,35 @@ def test_a_table_by_client_goes_on_bit_for_bit(tmp_path, stop_patched_run, monke
 
     monkeypatch.setattr(FedAvg, "aggregate", aggregate)
     monkeypatch.setattr(FedAvg, "per_client_broadcast", per_client_broadcast)
-    run(config_of("strategy=fedavg", *SMALL_RUN, f"output_dir={tmp_path}/whole"))
+    run_small(f"{tmp_path}/whole", method="fedavg")
     folder = stop_patched_run("fedavg")
-    run(config_of("strategy=fedavg", *SMALL_RUN, "resume=latest", f"output_dir={folder}"))
+    run_small(folder, "resume=latest", method="fedavg")
     assert equal(outcome(folder), outcome(tmp_path / "whole"))
     monkeypatch.undo()
-    run(config_of("strategy=fedavg", *SMALL_RUN, f"output_dir={tmp_path}/plain"))
+    run_small(f"{tmp_path}/plain", method="fedavg")
     assert not equal(outcome(tmp_path / "plain"), outcome(tmp_path / "whole"))
 
 
 def test_it_goes_on_from_a_path_elsewhere_and_on_another_engine(tmp_path, stop_run, whole):
     folder = stop_run()
     before = outcome(folder)
-    run(
-        config_of(
-            "strategy=pmfl", *SMALL_RUN, f"resume={folder}/checkpoints/000002", "checkpoint_every=2", f"output_dir={tmp_path}/b"
-        )
-    )
+    run_small(f"{tmp_path}/b", f"resume={folder}/checkpoints/000002", "checkpoint_every=2")
     assert equal(outcome(tmp_path / "b"), whole)
     assert equal(outcome(folder), before)
     shutil.rmtree(folder)  # the resumed folder does not need the first one
     overrides = ("engine=ray", "engine.workers=1", f"resume={tmp_path}/b/checkpoints/000004", "checkpoint_every=1")
-    run(config_of("strategy=pmfl", *SMALL_RUN, *overrides, f"output_dir={tmp_path}/c"))
+    run_small(f"{tmp_path}/c", *overrides)
     assert equal(outcome(tmp_path / "c"), whole)
-    run(config_of("strategy=pmfl", *SMALL_RUN, f"resume={tmp_path}/c/checkpoints/000006", f"output_dir={tmp_path}/d"))
+    run_small(f"{tmp_path}/d", f"resume={tmp_path}/c/checkpoints/000006")
     assert equal(outcome(tmp_path / "d"), whole)
 
 
 @pytest.mark.slow
 def test_what_is_logged_when_asked_goes_on_too_and_in_ray(tmp_path, stop_run):
     asked = (LOG_OVERRIDE, "eval_clients=true")
-    run(config_of("strategy=pmfl", *SMALL_RUN, *asked, f"output_dir={tmp_path}/whole"))
+    run_small(f"{tmp_path}/whole", *asked)
     folder = stop_run("pmfl", *asked)
-    run(
-        config_of(
-            "strategy=pmfl", *SMALL_RUN, *asked, "engine=ray", "engine.workers=2", "resume=latest", f"output_dir={folder}"
-        )
-    )
+    run_small(folder, *asked, "engine=ray", "engine.workers=2", "resume=latest")
     assert equal(outcome(folder), outcome(tmp_path / "whole"))
     logged = (folder / "metrics.csv").read_text() + (folder / "clients.csv").read_text()
     for name in ("deviation_mean", "features_vci", "weight_all", "train_loss"):
@@ -176,18 +168,14 @@ def test_what_was_read_stays_when_its_file_is_written_over(tmp_path):
 def test_another_configuration_is_refused_by_its_keys(stop_run, expect_error):
     folder = stop_run()
     with expect_error("resume"):
-        run(
-            config_of(
-                "strategy=pmfl", *SMALL_RUN, "num_rounds=9", "strategy.local.lr=0.2", "resume=latest", f"output_dir={folder}"
-            )
-        )
+        run_small(folder, "num_rounds=9", "strategy.local.lr=0.2", "resume=latest")
     with pytest.raises(UserError, match="strategy.server=fedavg"):
-        run(config_of("strategy=fedavg", *SMALL_RUN, "resume=latest", f"output_dir={folder}"))
+        run_small(folder, "resume=latest", method="fedavg")
 
 
 def test_what_says_which_replies_count_may_not_differ(stop_run, expect_error):
     with expect_error("resume"):
-        run(config_of("strategy=pmfl", *SMALL_RUN, "engine.max_norm=0.5", "resume=latest", f"output_dir={stop_run()}"))
+        run_small(stop_run(), "engine.max_norm=0.5", "resume=latest")
 
 
 def test_logs_that_do_not_reach_the_checkpoint_are_one_line(stop_run, expect_error):
@@ -195,29 +183,29 @@ def test_logs_that_do_not_reach_the_checkpoint_are_one_line(stop_run, expect_err
     log = folder / "metrics.csv"
     log.write_bytes(log.read_bytes()[:40])
     with expect_error("resume"):
-        run(config_of("strategy=pmfl", *SMALL_RUN, "resume=latest", f"output_dir={folder}"))
+        run_small(folder, "resume=latest")
     log.unlink()
     with expect_error("resume"):
-        run(config_of("strategy=pmfl", *SMALL_RUN, f"resume={folder}/checkpoints/000004", f"output_dir={folder}-2"))
+        run_small(f"{folder}-2", f"resume={folder}/checkpoints/000004")
     assert not Path(f"{folder}-2").exists()
 
 
 def test_latest_never_overwrites_another_run(tmp_path, expect_error):
-    run(config_of("strategy=fedavg", *SMALL_RUN, f"output_dir={tmp_path}/run"))
+    run_small(f"{tmp_path}/run", method="fedavg")
     before = outcome(tmp_path / "run")
     for name in ("fedavg", "fedprox"):
         with expect_error("resume"):
             run(config_of(f"strategy={name}", *SMALL_RUN, "resume=latest", f"output_dir={tmp_path}/run"))
     (tmp_path / "run" / "summary.json").unlink()  # as if killed before its first checkpoint
     with expect_error("resume"):
-        run(config_of("strategy=fedprox", *SMALL_RUN, "resume=latest", f"output_dir={tmp_path}/run"))
-    run(config_of("strategy=fedavg", *SMALL_RUN, "resume=latest", f"output_dir={tmp_path}/run"))
+        run_small(f"{tmp_path}/run", "resume=latest", method="fedprox")
+    run_small(f"{tmp_path}/run", "resume=latest", method="fedavg")
     assert equal(outcome(tmp_path / "run"), before)
 
 
 def test_personal_models_of_a_finished_run_can_still_be_saved(tmp_path, capsys):
-    first = run(config_of("strategy=fedper", *SMALL_RUN, "checkpoint_every=7", f"output_dir={tmp_path}/run"))
-    run(config_of("strategy=fedper", *SMALL_RUN, f"resume={tmp_path}/run", "save_personal=true", f"output_dir={tmp_path}/b"))
+    first = run_small(f"{tmp_path}/run", "checkpoint_every=7", method="fedper")
+    run_small(f"{tmp_path}/b", f"resume={tmp_path}/run", "save_personal=true", method="fedper")
     assert "no client took part" not in capsys.readouterr().out
     again = run(config_of(f"evaluate_only={tmp_path}/b", "engine=local", f"output_dir={tmp_path}/c"))
     assert again["personal_accuracy_mean"] == first["personal_accuracy_mean"]
@@ -242,7 +230,7 @@ def test_model_and_memory_come_back_in_their_order(stop_patched_run, monkeypatch
     monkeypatch.setattr(Client, "make_upload", lambda *given: client_states.append(list(given[1].state)) or sent(*given))
     folder = stop_patched_run("fedper")
     before = len(models)
-    run(config_of("strategy=fedper", *SMALL_RUN, "checkpoint_every=2", "resume=latest", f"output_dir={folder}"))
+    run_small(folder, "checkpoint_every=2", "resume=latest", method="fedper")
     assert 0 < before < len(models)
     assert client_states[0] == [f"personal/{name}" for name in models[0] if name.startswith("classifier.")]
     assert all(order in (models[0], client_states[0]) for order in models + client_states)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import config_of
-from stopped import SMALL_RUN, equal, outcome
+from stopped import equal, outcome, run_small
 
 from contrafed.core.errors import RunStopped, UserError
 from contrafed.engines.client_state import ClientStateStore
@@ -17,9 +17,7 @@ from contrafed.runs.run import run
 
 
 def resume(folder, *overrides):
-    return run(
-        config_of("strategy=pmfl", *SMALL_RUN, *overrides, "checkpoint_every=2", "resume=latest", f"output_dir={folder}")
-    )
+    return run_small(folder, *overrides, "checkpoint_every=2", "resume=latest")
 
 
 def test_a_flipped_round_is_no_checkpoint(stop_run, whole):
@@ -74,7 +72,7 @@ def test_participants_are_needed_where_privacy_is_counted(stop_run):
     folder = stop_run("fedavg", *private)
     (folder / "participants.csv").unlink()
     with pytest.raises(UserError, match="resume: .*participants.csv"):
-        run(config_of("strategy=fedavg", *SMALL_RUN, *private, "resume=latest", f"output_dir={folder}"))
+        run_small(folder, *private, "resume=latest", method="fedavg")
 
 
 def disturb_run(folder, change, *overrides):
@@ -85,7 +83,7 @@ def disturb_run(folder, change, *overrides):
             change()
 
     with pytest.raises(RunStopped) as caught:
-        run(config_of("strategy=pmfl", *SMALL_RUN, *overrides, "checkpoint_every=2", f"output_dir={folder}"), on_round=on_round)
+        run_small(folder, *overrides, "checkpoint_every=2", on_round=on_round)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
