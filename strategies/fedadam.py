@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
+from torch import Tensor
 
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
@@ -49,6 +50,11 @@ class FedAdam(FedAvg):
             update = mean[name] - model[name].double()
             first[name] = config.beta1 * first.get(name, 0) + (1 - config.beta1) * update
             start = torch.full_like(update, config.epsilon**2)
-            second[name] = config.beta2 * second.get(name, start) + (1 - config.beta2) * update.square()
+            second[name] = self.second_moment(second.get(name, start), update.square())
             out[name] = model[name].double() + config.server_lr * first[name] / (second[name].sqrt() + config.epsilon)
         return out
+
+    def second_moment(self, before: Tensor, square: Tensor) -> Tensor:
+        """Return v, given the v ``before`` and D^2."""
+        beta2: float = self.config.beta2
+        return beta2 * before + (1 - beta2) * square

@@ -46,10 +46,17 @@ class FedVARP(FedAvg):
         """Start with an empty table of updates."""
         self.table = LatestUpdates(self.state, self.population.num_clients_with_data)
 
+    @property
+    def stale_weight(self) -> float:
+        """The factor on y, 1 here."""
+        return 1.0
+
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Return the corrected step, and store the participants' updates."""
-        before, changes = self.table.mean, list[Tensors]()
+        before, changes, stale = self.table.mean, list[Tensors](), self.stale_weight
         for client, delta, share in zip(replies.clients.tolist(), replies.deltas(), self.sample_weights(replies), strict=True):
-            changes.append(self.table.replace(client, {name: value * share for name, value in delta.items()}))
+            last = self.table.latest(client)
+            change = self.table.replace(client, {name: value * share for name, value in delta.items()})
+            changes.append({n: v + (1 - stale) * last[n] for n, v in change.items()} if last and stale != 1 else change)
         change = weighted_sum(changes, np.full(len(changes), 1 / len(changes)).tolist())
-        return {n: model[n] + self.config.server_lr * (value + before.get(n, 0)) for n, value in change.items()}
+        return {n: model[n] + self.config.server_lr * (value + stale * before.get(n, 0)) for n, value in change.items()}

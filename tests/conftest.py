@@ -5,8 +5,10 @@ if not os.environ.get("CONTRAFED_GPU"):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import logging
+import shutil
 import signal
 import sys
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 
 ROOT = Path(__file__).resolve().parent.parent
+DRAW = RunRecorder._draw
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -45,11 +48,19 @@ def _ctrl_c_arrives():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_figures():
+    """Draw no figures, because they take half of a run's second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunRecorder, "_draw", lambda self: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
-def _no_figures(request, monkeypatch):
-    """Draw figures only in tests marked ``figures``, because they take half of a run's second."""
-    if request.node.get_closest_marker("figures") is None:
-        monkeypatch.setattr(RunRecorder, "_draw", lambda self: None)
+def _figures(request, monkeypatch):
+    """Draw figures in tests marked ``figures``."""
+    if request.node.get_closest_marker("figures") is not None:
+        monkeypatch.setattr(RunRecorder, "_draw", DRAW)
 
 
 @pytest.fixture
@@ -95,6 +106,33 @@ def local_runs(tmp_path_factory):
         return done[method]
 
     return get
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory):
+    """Return what PMFL's uninterrupted run of tests/stopped.py leaves."""
+    from helpers import config_of
+    from stopped import SMALL_RUN, outcome
+
+    from contrafed.runs.run import run
+
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    run(config_of("strategy=pmfl", *SMALL_RUN, f"output_dir={folder}"))
+    return outcome(folder)
+
+
+@pytest.fixture(scope="session")
+def stopped_runs(tmp_path_factory):
+    """Return a run that stopped in round 6, made on first use."""
+    from stopped import make_stopped_run
+
+    return cache(lambda *overrides: make_stopped_run(tmp_path_factory.mktemp("stopped") / "run", *overrides))
+
+
+@pytest.fixture
+def stop_run(tmp_path, stopped_runs):
+    """Return a copy of a run that stopped in round 6, with checkpoints of rounds 2 and 4."""
+    return lambda name="pmfl", *more: Path(shutil.copytree(stopped_runs(f"strategy={name}", *more), tmp_path / "run"))
 
 
 @pytest.fixture

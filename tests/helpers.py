@@ -4,6 +4,7 @@ from copy import deepcopy
 from functools import cache
 
 import numpy as np
+import pytest
 import torch
 from flwr.app import ConfigRecord, MetricRecord
 from omegaconf import OmegaConf
@@ -26,6 +27,11 @@ from contrafed.training.workspace import Workspace, install, uninstall
 
 METHODS = ("fedavg", "fedprox", "moon", "fedau", "pmfl", "fedrcl")
 PERSONAL_METHODS = ("local", "fedper", "lgfedavg", "fedrep", "fedproto", "mpfedcon", "fedcrl", "fedcosr")
+
+
+def slow(*values):
+    """Return a case of a parametrised test that runs with ``-m slow`` alone."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 @cache

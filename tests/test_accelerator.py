@@ -3,12 +3,13 @@
 import os
 import re
 import sys
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
 from accelerator import NAME, There, accelerator, crossings
-from helpers import close, config_of, digits_run, same, with_images, workspace_of
+from helpers import close, config_of, digits_run, same, slow, with_images, workspace_of
 from tiny import run_tiny
 from wire import Wire, plain, run_devices
 
@@ -30,18 +31,15 @@ from contrafed.training.errors import LocalError
 from contrafed.training.workspace import uninstall
 
 ON_ACCELERATOR = (f"engine.device={NAME}", "engine.memory_device_bytes=100000", "engine.memory_host_bytes=100000")
-STACKED_RUN = ("engine=local", "engine.stack_size=4", "num_rounds=3")
+STACKED_RUN = ("engine=local", "engine.stack_size=4", "num_rounds=2")
 
 
 @pytest.fixture(autouse=True)
 def _alike(monkeypatch):
     """Evaluate as many examples at a time as on the CPU, for equal rounding of sums."""
     monkeypatch.setattr(
-        contrafed.training.workspace,
-        "EVALUATION_BATCH_ELSEWHERE",
-        contrafed.training.workspace.EVALUATION_BATCH,
+        contrafed.training.workspace, "EVALUATION_BATCH_ELSEWHERE", contrafed.training.workspace.EVALUATION_BATCH
     )
-    monkeypatch.setattr(RunRecorder, "_draw", lambda self: None)
 
 
 def both(folder, *overrides):
@@ -71,7 +69,7 @@ def test_the_stand_in_computes_and_refuses_what_a_gpu_refuses():
             y.numpy()
 
 
-@pytest.mark.parametrize("method", ["pmfl", "fedrcl"])
+@pytest.mark.parametrize("method", ["pmfl", slow("fedrcl")])
 def test_no_step_waits_for_the_accelerator(method):
     """A round of two epochs has as many transfers as one of one epoch, also with convolutions and dropout."""
     counts = []
@@ -95,21 +93,23 @@ def test_no_step_waits_for_the_accelerator(method):
 @pytest.mark.parametrize(
     "options",
     [
-        ("strategy=pmfl", "strategy.local.augment=[rotation,crop,flip]", "strategy.threshold=client"),
-        ("strategy=fedcrl", "strategy.tau_source=on_receipt", "strategy.local.momentum=0.9"),
-        ("strategy=fedprox", "strategy.local.optimizer=adam", "strategy.local.keep_optimizer=true"),
-        ("strategy=fedavg", "log=[features,deviation,weights]", "strategy.server=fedau"),
-        ("strategy=moon", "strategy.local.epochs=3", "strategy.local.iterations=null", "strategy.local.clip_norm=1"),
+        "strategy=pmfl strategy.local.augment=[rotation,crop,flip] strategy.threshold=client",
+        slow("strategy=fedcrl strategy.tau_source=on_receipt strategy.local.momentum=0.9"),
+        "strategy=fedprox strategy.local.optimizer=adam strategy.local.keep_optimizer=true log=[features,deviation]",
+        slow("strategy=fedavg log=[features,deviation,weights] strategy.server=fedau"),
+        slow("strategy=moon strategy.local.epochs=3 strategy.local.iterations=null strategy.local.clip_norm=1"),
     ],
 )
 def test_what_the_configuration_adds_stays_there_too(tmp_path, options):
-    here, there = both(tmp_path, *STACKED_RUN, *options)
+    here, there = both(tmp_path, *STACKED_RUN, *options.split())
     assert same(here[1], there[1])
     assert here[2:] == there[2:]
 
 
 def test_a_lone_client_on_an_accelerator_equals_the_cpu_up_to_rounding(tmp_path):
-    here, there = both(tmp_path, "strategy=pmfl", "model=cnn_pmfl", "engine=local", "engine.stack_size=1")
+    here, there = both(
+        tmp_path, "strategy=pmfl", "model=cnn_pmfl", "model.channels=4", "engine=local", "engine.stack_size=1", "num_rounds=2"
+    )
     for name, value in here[1].items():
         torch.testing.assert_close(there[1][name], value)
 
@@ -135,7 +135,7 @@ def test_a_stack_asks_each_frozen_model_once_a_round():
     assert calls == [3 * 40, 40, 40, 32, 24, 16, 8, 24, 16, 8]
 
 
-@pytest.mark.parametrize("method", ["pmfl", "fedcrl", "fedagm"])
+@pytest.mark.parametrize("method", [slow("pmfl"), "fedcrl", slow("fedagm")])
 def test_a_run_goes_on_there_as_if_it_had_never_stopped(tmp_path, method):
     asked = (*STACKED_RUN, *ON_ACCELERATOR, f"strategy={method}", "checkpoint_every=1", "checkpoint_keep=3")
     with accelerator():
@@ -145,7 +145,7 @@ def test_a_run_goes_on_there_as_if_it_had_never_stopped(tmp_path, method):
     assert whole[2:] == goes_on[2:]
 
 
-@pytest.mark.parametrize("method", ["pmfl", "fedcrl"])
+@pytest.mark.parametrize("method", [slow("pmfl"), "fedcrl"])
 def test_devices_with_an_accelerator_answer_as_others_do(tmp_path, monkeypatch, method):
     def clients(which):
         for k in range(3):
@@ -163,20 +163,26 @@ def test_devices_with_an_accelerator_answer_as_others_do(tmp_path, monkeypatch, 
     assert here[1:3] == there[1:3]
 
 
+OUT_OF_MEMORY = (
+    torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+)  # fmt: skip
+PLACES = ((local_round, "_open_stack"), (PMFLClient, "_prepare_contrast"), (PMFLClient, "make_upload"))
+CASES = [(*place, error) for place in PLACES for error in OUT_OF_MEMORY]
+
+
+@cache
+def alone_on_digits():
+    return digits_run("pmfl", 3, clients=8)[0][-1]
+
+
 @pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory"),
-        RuntimeError("CUDNN_STATUS_ALLOC_FAILED"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
-    ],
-)
-@pytest.mark.parametrize(
-    ("place", "where"), [(local_round, "_open_stack"), (PMFLClient, "_prepare_contrast"), (PMFLClient, "make_upload")]
+    ("place", "where", "error"),
+    [case if number % 4 == 0 else slow(*case) for number, case in enumerate(CASES)],
 )
 def test_a_stack_that_does_not_fit_is_halved_and_stays_so(monkeypatch, place, where, error):
     """With memory for three clients, a stack of eight is halved twice, in the first round only, with equal results."""
-    alone, _ = digits_run("pmfl", 3, clients=8)
+    alone = alone_on_digits()
     tried, method = [], getattr(place, where)
 
     def small(client, *args):
@@ -190,7 +196,7 @@ def test_a_stack_that_does_not_fit_is_halved_and_stays_so(monkeypatch, place, wh
     halved, strategy = digits_run("pmfl", 3, clients=8, stack_size=8)
     assert tried == [8, 4, *[2] * 12]
     assert not strategy.round.failures
-    close(alone[-1], halved[-1])
+    close(alone, halved[-1])
 
 
 def test_a_stack_that_raises_is_halved_until_the_faulty_client_fails_alone(monkeypatch):
@@ -374,6 +380,7 @@ class OnAccelerator(contrafed.engines.ray_worker.Worker):
             return super().run(*args)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["pmfl", "fedcrl"])
 def test_ray_workers_with_an_accelerator_equal_the_cpu(tmp_path, monkeypatch, method):
     import ray

@@ -146,27 +146,6 @@ def test_exactly_the_rules_that_take_nothing_but_means_say_so():
     }
 
 
-@pytest.mark.parametrize(
-    ("strategy", "what"),
-    [
-        (["fedavg", "strategy.server=fedau"], "strategy.server=fedau"),
-        (["pmfl"], "strategy.server=pmfl"),
-        (["fedavg", "strategy.server=mifa"], "strategy.server=mifa"),
-        (["scaffold"], "strategy.server=scaffold"),
-        (["fedavg", "strategy.weights=all_clients"], "strategy.weights=all_clients"),
-        (["fedavg", "strategy.weights=known_probability", "participation=full"], "strategy.weights=known_probability"),
-    ],
-)
-def test_a_rule_that_takes_no_mean_is_refused_in_one_line(strategy, what, expect_error):
-    with expect_error("aggregation"):
-        resolve(config_of("aggregation=median", f"strategy={strategy[0]}", *strategy[1:]))
-
-
-def test_noise_on_a_mean_goes_with_the_mean_alone(expect_error):
-    with expect_error("privacy"):
-        resolve(config_of("strategy=fedavg", "privacy=central", "aggregation=median"))
-
-
 def test_a_rule_of_ones_own_says_so_itself(monkeypatch, expect_error):
     """A strategy that inherits FedAvg may use replies differently."""
 
@@ -179,19 +158,3 @@ def test_a_rule_of_ones_own_says_so_itself(monkeypatch, expect_error):
         resolve(asked)
     Mine.linear_in_updates = True
     assert resolve(asked).aggregation.name == "median"
-
-
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("krum", {"assumed": 0.5}),
-        ("multi_krum", {"keep": 0}),
-        ("trimmed_mean", {"trim": 0.5}),
-        ("geometric_median", {"iterations": 0}),
-        ("norm_clip", {"bound": 0}),
-        ("median", {"trim": 0.1}),
-    ],
-)
-def test_a_mistake_is_one_line(name, changes, expect_error):
-    with expect_error():
-        make(name, **changes)

@@ -255,10 +255,8 @@ def test_a_runs_weights_are_those_its_participants_had(logged_runs):
     assert read(logged_runs[2], "b").mean_over_clients(WEIGHT_METRIC) == []
 
 
-def test_a_runs_probabilities_are_those_of_its_participation(logged_runs, expect_error):
+def test_a_runs_probabilities_are_those_of_its_participation(logged_runs):
     assert read(logged_runs[1], "a").last_of_clients("probability") == dict.fromkeys(range(6), 0.5)
-    with expect_error("log"):
-        resolve(config_of("log=[probability]", "participation=full"))
 
 
 def test_a_runs_training_scores_by_client_are_its_training_accuracy(logged_runs, tmp_path):

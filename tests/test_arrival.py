@@ -43,37 +43,6 @@ def test_one_by_one_they_come_and_go():
     assert [pattern.participants(r).tolist() for r in range(1, 8)] == [[0], [0, 1], [0, 1, 2], [1, 2], [2], [], []]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"joins": [[3]]},
-        {"joins": [[0, 0.5]]},
-        {"joins": [[True, 0.5]]},
-        {"joins": [[10**20, 0.5]]},
-        {"joins": 3},
-        {"leaves": [[2, 0.5], [3, 1.5]]},
-        {"leaves": [[2, []]]},
-        {"leaves": [[2, 3]]},
-        {"joins": [[2, ["a"]]]},
-        {"joins": [[2, [20]]]},
-        {"joins": [[2, [3]], [4, [3]]]},
-        {"joins": [[5, [3]]], "leaves": [[5, [3]]]},
-        {"joins": [[2, 0.6], [3, 0.6]]},
-        {"joins": [[9, 0.5]], "leaves": [[5, 0.6]]},
-    ],
-)
-def test_a_mistake_is_one_line(changes, expect_error):
-    with expect_error():
-        make(**changes)
-
-
-def test_how_often_they_take_part_is_not_known_so_that_nothing_is_divided_by_it(expect_error):
-    from contrafed.config.run_config import resolve
-
-    with expect_error("strategy.weights"):
-        resolve(config_of("participation=arrival", "strategy=fedavg", "strategy.weights=known_probability"))
-
-
 # --------------------------------------------------------------------------------------------- what a run makes of them
 
 
@@ -175,12 +144,6 @@ def test_what_server_and_clients_both_keep_is_apart_by_what_was_lost(name, state
 
 def test_known_probabilities_count_what_arrives():
     assert make("bernoulli", beta=None, mean_probability=0.5, loss_rate=0.2).probability() == pytest.approx([0.4] * 20)
-
-
-@pytest.mark.parametrize("value", [-0.1, 1.5, "often"])
-def test_a_wrong_rate_is_one_line(value, expect_error):
-    with expect_error("participation.loss_rate"):
-        make("full", loss_rate=value)
 
 
 def test_a_reply_from_a_device_is_lost_alike(tmp_path, quick_devices):

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from helpers import close, config_of, make_local_training, same
+from helpers import close, config_of, make_local_training, same, slow
 from recording import settings_of, watch, write_problem
 from torch import nn
 
@@ -55,10 +55,10 @@ def test_it_is_torchs_over_the_real_examples(momentum, affine):
     ("method", "buffers"),
     [
         ("fedavg", "average"),
-        ("fedavg", "frozen"),
-        ("moon", "local"),
-        ("apfl", "average"),
-        ("perfedavg", "average"),
+        slow("fedavg", "frozen"),
+        slow("moon", "local"),
+        slow("apfl", "average"),
+        slow("perfedavg", "average"),
         ("fedbn", "local"),
     ],
 )
@@ -166,22 +166,6 @@ def test_the_last_batch_of_an_epoch():
             )
             assert work.steps(examples) == len(found)
             assert work.smallest_batch(examples) == min(found)
-
-
-@pytest.mark.parametrize(
-    ("changes", "key"),
-    [
-        (("strategy.local.batch_size=1",), "strategy.local.batch_size"),
-        (
-            ("strategy.local.iterations=null", "strategy.local.epochs=1", "strategy.local.batch_size=8"),
-            "strategy.local.last_batch",
-        ),
-    ],
-)
-def test_a_batch_of_one_is_an_error_before_the_run(changes, key, tmp_path, expect_error):
-    with expect_error():
-        run(config_of(*SMALL, "strategy=fedavg", *changes, "partition=iid", "num_clients=15", f"output_dir={tmp_path}/run"))
-    assert not (tmp_path / "run").exists()
 
 
 # -------------------------------------------------------------------------------------------------------- what is refused

@@ -14,76 +14,31 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from helpers import config_of, same
-from safetensors.torch import load_file
+from helpers import config_of, same, slow
+from stopped import SMALL_RUN, equal, make_stopped_run, outcome, run_small
 
 from contrafed.core.errors import UserError
 from contrafed.core.randomness import generator
 from contrafed.core.tensors import add_prefix
 from contrafed.runs import checkpoint
-from contrafed.runs.output import RoundLog
 from contrafed.runs.run import run
 from contrafed.strategies.fedavg import FedAvg
 from contrafed.training.base import Client
 
 ROOT = Path(__file__).resolve().parent.parent
-SMALL_RUN = (
-    "engine=local", "num_clients=8", "num_rounds=7", "eval_every=2", "model=mlp", "model.hidden=[8]", "model.projection=[6]",
-    "partition.test_fraction=0.2", "participation=markovian", "participation.mean_probability=0.5", "participation.p01=0.5",
-)  # fmt: skip
 LOG_OVERRIDE = "log=[deviation,weights,features,clients_train]"
 # test_every.py resumes every unchanged method from its middle.
 EACH_RUN = [
     ("pmfl", ()),
-    ("fedrcl", ("strategy.server=fedagm", "strategy.local.epochs=1")),
-    ("fedcrl", ("strategy.local.keep_optimizer=true",)),
+    slow("fedrcl", ("strategy.server=fedagm", "strategy.local.epochs=1")),
+    slow("fedcrl", ("strategy.local.keep_optimizer=true",)),
 ]
 
 
-def outcome(folder):
-    return load_file(folder / "model.safetensors"), *((folder / f"{n}.csv").read_bytes() for n in ("metrics", "clients"))
-
-
-def equal(a, b):
-    return same(a[0], b[0]) and a[1:] == b[1:]
-
-
-def stop_in(server_round, monkeypatch):
-    """Let the next run stop in the middle of a round's bookkeeping."""
-    write = RoundLog.write
-
-    def fatal(self, done):
-        if done.server_round == server_round:
-            raise RuntimeError("stopped here")
-        write(self, done)
-
-    monkeypatch.setattr(RoundLog, "write", fatal)
-
-
 @pytest.fixture
-def stop_run(tmp_path, monkeypatch):
-    """Make a run that stopped in round 6, with checkpoints of rounds 2 and 4."""
-
-    def make(name="pmfl", *overrides, folder="run"):
-        with monkeypatch.context() as patch:
-            stop_in(6, patch)
-            with pytest.raises(RuntimeError, match="stopped here"):
-                run(
-                    config_of(
-                        f"strategy={name}", *SMALL_RUN, *overrides, "checkpoint_every=2", f"output_dir={tmp_path}/{folder}"
-                    )
-                )
-        return tmp_path / folder
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """Return the results of PMFL's uninterrupted run."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    run(config_of("strategy=pmfl", *SMALL_RUN, f"output_dir={folder}"))
-    return outcome(folder)
+def stop_patched_run(tmp_path):
+    """Return a stopped run of a method under a test's own changes of the code."""
+    return lambda name: make_stopped_run(tmp_path / "run", f"strategy={name}")
 
 
 @pytest.mark.figures
@@ -101,7 +56,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, stop_run, name, overrides):
 
 
 @pytest.mark.figures
-def test_a_rule_that_chooses_by_its_state_goes_on_bit_for_bit(tmp_path, stop_run, monkeypatch):
+def test_a_rule_that_chooses_by_its_state_goes_on_bit_for_bit(tmp_path, stop_patched_run, monkeypatch):
     """Earlier participants are read from the log, because another selection would change the state."""
 
     def select(self, server_round):
@@ -115,18 +70,18 @@ def test_a_rule_that_chooses_by_its_state_goes_on_bit_for_bit(tmp_path, stop_run
 
     asked = []
     monkeypatch.setattr(FedAvg, "select", select)
-    run(config_of("strategy=fedavg", *SMALL_RUN, f"output_dir={tmp_path}/whole"))
+    run_small(f"{tmp_path}/whole", method="fedavg")
     assert asked == list(range(1, 8))  # once a round
-    folder = stop_run("fedavg")
+    folder = stop_patched_run("fedavg")
     asked.clear()
-    run(config_of("strategy=fedavg", *SMALL_RUN, "resume=latest", f"output_dir={folder}"))
+    run_small(folder, "resume=latest", method="fedavg")
     assert asked == [5, 6, 7]
     assert equal(outcome(folder), outcome(tmp_path / "whole"))
     for name in ("participants.csv", "participation.png"):
         assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_a_table_by_client_goes_on_bit_for_bit(tmp_path, stop_run, monkeypatch):
+def test_a_table_by_client_goes_on_bit_for_bit(tmp_path, stop_patched_run, monkeypatch):
     """Every client continues from its last upload, which the server stores under its partition id."""
 
     def aggregate(self, model, replies):
@@ -139,44 +94,35 @@ def test_a_table_by_client_goes_on_bit_for_bit(tmp_path, stop_run, monkeypatch):
 
     monkeypatch.setattr(FedAvg, "aggregate", aggregate)
     monkeypatch.setattr(FedAvg, "per_client_broadcast", per_client_broadcast)
-    run(config_of("strategy=fedavg", *SMALL_RUN, f"output_dir={tmp_path}/whole"))
-    folder = stop_run("fedavg")
-    run(config_of("strategy=fedavg", *SMALL_RUN, "resume=latest", f"output_dir={folder}"))
+    run_small(f"{tmp_path}/whole", method="fedavg")
+    folder = stop_patched_run("fedavg")
+    run_small(folder, "resume=latest", method="fedavg")
     assert equal(outcome(folder), outcome(tmp_path / "whole"))
     monkeypatch.undo()
-    run(config_of("strategy=fedavg", *SMALL_RUN, f"output_dir={tmp_path}/plain"))
+    run_small(f"{tmp_path}/plain", method="fedavg")
     assert not equal(outcome(tmp_path / "plain"), outcome(tmp_path / "whole"))
 
 
 def test_it_goes_on_from_a_path_elsewhere_and_on_another_engine(tmp_path, stop_run, whole):
     folder = stop_run()
     before = outcome(folder)
-    run(
-        config_of(
-            "strategy=pmfl", *SMALL_RUN, f"resume={folder}/checkpoints/000002", "checkpoint_every=2", f"output_dir={tmp_path}/b"
-        )
-    )
+    run_small(f"{tmp_path}/b", f"resume={folder}/checkpoints/000002", "checkpoint_every=2")
     assert equal(outcome(tmp_path / "b"), whole)
     assert equal(outcome(folder), before)
     shutil.rmtree(folder)  # the resumed folder does not need the first one
-    overrides = ("engine=ray", "engine.workers=2")
-    overrides += (f"resume={tmp_path}/b/checkpoints/000004", "checkpoint_every=1", f"output_dir={tmp_path}/c")
-    run(config_of("strategy=pmfl", *SMALL_RUN, *overrides))
+    overrides = ("engine=ray", "engine.workers=1", f"resume={tmp_path}/b/checkpoints/000004", "checkpoint_every=1")
+    run_small(f"{tmp_path}/c", *overrides)
     assert equal(outcome(tmp_path / "c"), whole)
-    run(config_of("strategy=pmfl", *SMALL_RUN, f"resume={tmp_path}/c/checkpoints/000006", f"output_dir={tmp_path}/d"))
+    run_small(f"{tmp_path}/d", f"resume={tmp_path}/c/checkpoints/000006")
     assert equal(outcome(tmp_path / "d"), whole)
 
 
 @pytest.mark.slow
 def test_what_is_logged_when_asked_goes_on_too_and_in_ray(tmp_path, stop_run):
     asked = (LOG_OVERRIDE, "eval_clients=true")
-    run(config_of("strategy=pmfl", *SMALL_RUN, *asked, f"output_dir={tmp_path}/whole"))
+    run_small(f"{tmp_path}/whole", *asked)
     folder = stop_run("pmfl", *asked)
-    run(
-        config_of(
-            "strategy=pmfl", *SMALL_RUN, *asked, "engine=ray", "engine.workers=2", "resume=latest", f"output_dir={folder}"
-        )
-    )
+    run_small(folder, *asked, "engine=ray", "engine.workers=2", "resume=latest")
     assert equal(outcome(folder), outcome(tmp_path / "whole"))
     logged = (folder / "metrics.csv").read_text() + (folder / "clients.csv").read_text()
     for name in ("deviation_mean", "features_vci", "weight_all", "train_loss"):
@@ -222,18 +168,14 @@ def test_what_was_read_stays_when_its_file_is_written_over(tmp_path):
 def test_another_configuration_is_refused_by_its_keys(stop_run, expect_error):
     folder = stop_run()
     with expect_error("resume"):
-        run(
-            config_of(
-                "strategy=pmfl", *SMALL_RUN, "num_rounds=9", "strategy.local.lr=0.2", "resume=latest", f"output_dir={folder}"
-            )
-        )
+        run_small(folder, "num_rounds=9", "strategy.local.lr=0.2", "resume=latest")
     with pytest.raises(UserError, match="strategy.server=fedavg"):
-        run(config_of("strategy=fedavg", *SMALL_RUN, "resume=latest", f"output_dir={folder}"))
+        run_small(folder, "resume=latest", method="fedavg")
 
 
 def test_what_says_which_replies_count_may_not_differ(stop_run, expect_error):
     with expect_error("resume"):
-        run(config_of("strategy=pmfl", *SMALL_RUN, "engine.max_norm=0.5", "resume=latest", f"output_dir={stop_run()}"))
+        run_small(stop_run(), "engine.max_norm=0.5", "resume=latest")
 
 
 def test_logs_that_do_not_reach_the_checkpoint_are_one_line(stop_run, expect_error):
@@ -241,29 +183,29 @@ def test_logs_that_do_not_reach_the_checkpoint_are_one_line(stop_run, expect_err
     log = folder / "metrics.csv"
     log.write_bytes(log.read_bytes()[:40])
     with expect_error("resume"):
-        run(config_of("strategy=pmfl", *SMALL_RUN, "resume=latest", f"output_dir={folder}"))
+        run_small(folder, "resume=latest")
     log.unlink()
     with expect_error("resume"):
-        run(config_of("strategy=pmfl", *SMALL_RUN, f"resume={folder}/checkpoints/000004", f"output_dir={folder}-2"))
+        run_small(f"{folder}-2", f"resume={folder}/checkpoints/000004")
     assert not Path(f"{folder}-2").exists()
 
 
 def test_latest_never_overwrites_another_run(tmp_path, expect_error):
-    run(config_of("strategy=fedavg", *SMALL_RUN, f"output_dir={tmp_path}/run"))
+    run_small(f"{tmp_path}/run", method="fedavg")
     before = outcome(tmp_path / "run")
     for name in ("fedavg", "fedprox"):
         with expect_error("resume"):
             run(config_of(f"strategy={name}", *SMALL_RUN, "resume=latest", f"output_dir={tmp_path}/run"))
     (tmp_path / "run" / "summary.json").unlink()  # as if killed before its first checkpoint
     with expect_error("resume"):
-        run(config_of("strategy=fedprox", *SMALL_RUN, "resume=latest", f"output_dir={tmp_path}/run"))
-    run(config_of("strategy=fedavg", *SMALL_RUN, "resume=latest", f"output_dir={tmp_path}/run"))
+        run_small(f"{tmp_path}/run", "resume=latest", method="fedprox")
+    run_small(f"{tmp_path}/run", "resume=latest", method="fedavg")
     assert equal(outcome(tmp_path / "run"), before)
 
 
 def test_personal_models_of_a_finished_run_can_still_be_saved(tmp_path, capsys):
-    first = run(config_of("strategy=fedper", *SMALL_RUN, "checkpoint_every=7", f"output_dir={tmp_path}/run"))
-    run(config_of("strategy=fedper", *SMALL_RUN, f"resume={tmp_path}/run", "save_personal=true", f"output_dir={tmp_path}/b"))
+    first = run_small(f"{tmp_path}/run", "checkpoint_every=7", method="fedper")
+    run_small(f"{tmp_path}/b", f"resume={tmp_path}/run", "save_personal=true", method="fedper")
     assert "no client took part" not in capsys.readouterr().out
     again = run(config_of(f"evaluate_only={tmp_path}/b", "engine=local", f"output_dir={tmp_path}/c"))
     assert again["personal_accuracy_mean"] == first["personal_accuracy_mean"]
@@ -282,13 +224,13 @@ def test_a_finished_run_sends_what_its_last_round_sent_to_models_that_are_saved_
     assert left == scored
 
 
-def test_model_and_memory_come_back_in_their_order(stop_run, monkeypatch):
+def test_model_and_memory_come_back_in_their_order(stop_patched_run, monkeypatch):
     models, client_states, aggregate, sent = [], [], FedAvg.aggregate, Client.make_upload
     monkeypatch.setattr(FedAvg, "aggregate", lambda *given: models.append(list(given[1])) or aggregate(*given))
     monkeypatch.setattr(Client, "make_upload", lambda *given: client_states.append(list(given[1].state)) or sent(*given))
-    folder = stop_run("fedper")
+    folder = stop_patched_run("fedper")
     before = len(models)
-    run(config_of("strategy=fedper", *SMALL_RUN, "checkpoint_every=2", "resume=latest", f"output_dir={folder}"))
+    run_small(folder, "checkpoint_every=2", "resume=latest", method="fedper")
     assert 0 < before < len(models)
     assert client_states[0] == [f"personal/{name}" for name in models[0] if name.startswith("classifier.")]
     assert all(order in (models[0], client_states[0]) for order in models + client_states)
@@ -352,7 +294,7 @@ def killed_until_done(folder, overrides, kills, rng):
 
 @pytest.mark.parametrize(
     ("engine", "kills", "rounds"),
-    [("local", 3, 40), *(pytest.param(engine, 20, 250, marks=pytest.mark.slow) for engine in ("local", "ray"))],
+    [("local", 1, 20), *(slow(engine, 20, 250) for engine in ("local", "ray"))],
 )
 def test_sigkill_at_random_moments(tmp_path, engine, kills, rounds):
     overrides = [

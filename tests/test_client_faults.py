@@ -61,12 +61,7 @@ def refuse_reply(reply):
 
 @pytest.mark.parametrize(
     ("what", "cause"),
-    [
-        (infinite, "not finite"),
-        (empty_record, "wrong tensor names"),
-        (empty, "malformed content"),
-        (refuse_reply, "failed"),
-    ],
+    [(infinite, "not finite"), (empty_record, "wrong tensor names"), (empty, "malformed content"), (refuse_reply, "failed")],
 )
 def test_what_is_no_reply_costs_only_itself(what, cause):
     def change(server_round, replies):

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 from accelerator import NAME, There, accelerator
-from helpers import config_of, same
+from helpers import config_of, same, slow
 from safetensors.torch import load_file
 
 import contrafed.engines.client_state
@@ -107,7 +107,7 @@ def times_of(folder):
     return [line.split(",") for line in (folder / "times.csv").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("name", ["pmfl", "fedcrl"])
+@pytest.mark.parametrize("name", ["pmfl", slow("fedcrl")])
 def test_a_run_from_disk_equals_a_run_from_memory(tmp_path, name):
     small = (
         f"strategy={name}", "num_clients=5", "num_rounds=4", "participation=uniform", "participation.select=3", "model=mlp",
@@ -136,6 +136,7 @@ def test_a_run_from_disk_equals_a_run_from_memory(tmp_path, name):
     assert json.loads((tmp_path / "tiers" / "summary.json").read_text())["failures"] == 0
 
 
+@pytest.mark.slow
 def test_ray_shows_what_memory_costs(tmp_path):
     """After every round it reports as many bytes as engine=local, and the seconds of moving them."""
     small = (

@@ -4,11 +4,9 @@ import os
 
 import pytest
 import torch
-from helpers import config_of
-from test_checkpoint import SMALL_RUN, equal, outcome, stop_run, whole  # noqa: F401
+from stopped import equal, outcome, run_small
 
 from contrafed.runs import checkpoint
-from contrafed.runs.run import run
 
 
 def damage_state(folder):
@@ -49,21 +47,21 @@ def half_written(folder):
     "damage",
     [damage_state, damage_server, damage_client, damage_numbers, damage_remembered_numbers, endless_round, half_written],
 )
-def test_a_damaged_checkpoint_is_passed_over(stop_run, whole, damage):  # noqa: F811
+def test_a_damaged_checkpoint_is_passed_over(stop_run, whole, damage):
     folder = stop_run()
     damage(folder)
-    summary = run(config_of("strategy=pmfl", *SMALL_RUN, "resume=latest", f"output_dir={folder}"))
+    summary = run_small(folder, "resume=latest")
     assert summary["resumed_from"].endswith("000002")
     assert equal(outcome(folder), whole)
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(stop_run, expect_error):  # noqa: F811
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(stop_run, expect_error):
     folder = stop_run()
     for path in folder.glob("checkpoints/0*/state.json"):
         path.write_text(path.read_text()[:99])
     before = (folder / "metrics.csv").read_bytes()
     with expect_error("resume"):
-        run(config_of("strategy=pmfl", *SMALL_RUN, "resume=latest", f"output_dir={folder}"))
+        run_small(folder, "resume=latest")
     assert (folder / "metrics.csv").read_bytes() == before
     assert len(list(folder.glob("checkpoints/0*"))) == 2
 
@@ -86,14 +84,10 @@ def test_files_of_a_checkpoint_that_was_cut_off_are_not_taken_for_spare_ones(tmp
     }
 
 
-def test_a_run_goes_on_beside_a_damaged_newer_checkpoint(stop_run, whole):  # noqa: F811
+def test_a_run_goes_on_beside_a_damaged_newer_checkpoint(stop_run, whole):
     """The damaged one neither replaces a valid one nor is read again. After 000006 replies were accepted."""
     folder = stop_run()
     damage_state(folder)
-    run(
-        config_of(
-            "strategy=pmfl", *SMALL_RUN, "checkpoint_every=1", "checkpoint_keep=1", "resume=latest", f"output_dir={folder}"
-        )
-    )
+    run_small(folder, "checkpoint_every=1", "checkpoint_keep=1", "resume=latest")
     assert equal(outcome(folder), whole)
     assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["000006", "000007", "clients"]

@@ -101,11 +101,14 @@ class Federation:
             "--database", str(self.folder / "state.db"), "--disable-runtime-dependency-installation",
         )  # fmt: skip
         wait_for("the SuperLink", lambda: listens(self.link))
-        self.operator = self.environment("operator")
-        (self.folder / "operator-home" / "config.toml").write_text(
-            f'[superlink]\ndefault = "mine"\n[superlink.mine]\naddress = "127.0.0.1:{self.link}"\n'
-            f'root-certificates = "{self.keys}/ca.pem"\n'
-        )
+        self.operator = self.environment_of("operator", self.link, f'root-certificates = "{self.keys}/ca.pem"')
+
+    def environment_of(self, name, port, security):
+        """Return the environment of somebody whose ``flwr`` connects to a port."""
+        found = self.environment(name)
+        connection = f'[superlink]\ndefault = "mine"\n[superlink.mine]\naddress = "127.0.0.1:{port}"\n{security}\n'
+        (self.folder / f"{name}-home" / "config.toml").write_text(connection)
+        return found
 
     def flwr(self, *arguments):
         found = subprocess.run([command("flwr"), *arguments], env=self.operator, capture_output=True, text=True, timeout=120)
@@ -121,6 +124,12 @@ class Federation:
             "--host", "127.0.0.1", "--port", str(self.ports[k]),
             "--node-config", f"partition-id={k} state-dir=\"{self.folder}/state{k}\"",
         )  # fmt: skip
+
+    def start_clients(self, count=3, **how):
+        """Register the keys of clients, and start their SuperNodes."""
+        for k in range(count):
+            self.flwr("supernode", "register", str(self.keys / f"client-{k}.pub"), "mine")
+            self.start_client(k, **how)
 
     def kill(self, name):
         """Kill the SuperNode and all processes that it started."""
@@ -170,9 +179,7 @@ def federation(tmp_path_factory):
     try:
         app_folder(one.folder / "app")
         one.start_server()
-        for k in range(3):
-            one.flwr("supernode", "register", str(one.keys / f"client-{k}.pub"), "mine")
-            one.start_client(k)
+        one.start_clients()
         yield one
     finally:
         one.stop()
@@ -310,9 +317,5 @@ finally:
 def test_overrides_of_a_deployment_are_checked(tmp_path):
     ready = compose_deployed_run(f"strategy=fedcrl num_clients=3 output_dir={tmp_path}/run")
     assert (ready.client.strategy.name, ready.num_clients, ready.folder) == ("fedcrl", 3, tmp_path / "run")
-    with pytest.raises(UserError, match="unknown strategy 'fedcrll', did you mean 'fedcrl'"):
-        compose_deployed_run("strategy=fedcrll")
-    with pytest.raises(UserError, match=r"cannot be read \(No closing quotation\)"):
-        compose_deployed_run("output_dir='a b")
     with pytest.raises(UserError, match="Flower's simulation keeps what clients remember to itself"):
         compose_deployed_run("checkpoint_every=3 engine=local num_clients=3", 3)

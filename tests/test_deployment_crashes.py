@@ -33,9 +33,7 @@ def federation(tmp_path):
     try:
         app_folder(one.folder / "app")
         one.start_server()
-        for k in range(CLIENTS):
-            one.flwr("supernode", "register", str(one.keys / f"client-{k}.pub"), "mine")
-            one.start_client(k, patient=True)
+        one.start_clients(CLIENTS, patient=True)
         yield one
     finally:
         one.stop()

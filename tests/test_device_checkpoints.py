@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from helpers import config_of, same
+from helpers import config_of, same, slow
 from safetensors.torch import load_file
 from wire import RUN, Wire, plain, rows_of, run_devices
 
@@ -73,7 +73,7 @@ def whole(tmp_path_factory):
     return get
 
 
-@pytest.mark.parametrize("name", ["pmfl", "fedcrl"])
+@pytest.mark.parametrize("name", ["pmfl", slow("fedcrl")])
 def test_a_stopped_run_of_devices_ends_with_the_bytes_of_local(tmp_path, whole, name):
     """Clients 0 and 1 had trained in round 4 and return to round 2.
 
@@ -92,7 +92,7 @@ def test_a_stopped_run_of_devices_ends_with_the_bytes_of_local(tmp_path, whole, 
     assert files == [f"{RUN}-0.kept", f"{RUN}-0.safetensors"]  # stored under the first attempt's id
 
 
-@pytest.mark.parametrize("where", [(3, "train"), (3, "evaluate"), (5, "evaluate")])
+@pytest.mark.parametrize("where", [slow((3, "train")), slow((3, "evaluate")), (5, "evaluate")])
 def test_wherever_it_stops_and_however_often(tmp_path, whole, where):
     """A second attempt stops before it has a checkpoint, or after the last evaluation, which ends the client states."""
     run_until_stopped(tmp_path, "strategy=fedcrl")
@@ -147,7 +147,7 @@ def test_a_lost_memory_is_told_also_where_the_reply_does_not_count(tmp_path, cap
     assert "round 3: client 1 begins with an empty client state: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("damage", [remove_state, without_kept, damaged_kept, of_long_ago])
+@pytest.mark.parametrize("damage", [remove_state, slow(without_kept), damaged_kept, slow(of_long_ago)])
 def test_a_client_that_cannot_go_back_says_so_and_begins_anew(tmp_path, capsys, damage):
     run_until_stopped(tmp_path, "strategy=pmfl")
     damage(tmp_path / "state1")

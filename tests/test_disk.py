@@ -12,9 +12,10 @@ import time
 
 import pytest
 import torch
-from helpers import config_of, same
+from helpers import config_of, same, slow
+from messages import ROOT
 from safetensors.torch import load_file
-from test_checkpoint import ROOT, SMALL_RUN, equal, outcome
+from stopped import SMALL_RUN, equal, outcome
 from wire import RUN, Wire, plain, rows_of, run_devices
 
 import contrafed.core.tensors
@@ -110,7 +111,7 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", [place if "names" not in place else slow(place) for place in PLACES])
 def test_wherever_the_disk_fails_the_last_checkpoint_is_whole(tmp_path, monkeypatch, whole, place):
     module, name, fault, good = PLACES[place]
     small = ("strategy=pmfl", *SMALL_RUN, "partition.min_client_size=5", "checkpoint_every=2", f"output_dir={tmp_path}/run")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import Schedule, config_of, run_strategy, same, sized_workspace
+from helpers import Schedule, config_of, run_strategy, same, sized_workspace, slow
 from tiny import TINY_RUN
 
 from contrafed.clients.fedper import FedPerClient
@@ -194,8 +194,10 @@ LOCAL_WORK = FedPerClient.local_update
 MISTAKES = [(fail_at_one_line, 2), (fail_at_two_lines, 30), (fail_once, 30)]
 
 
-@pytest.mark.parametrize(("mistake", "rounds"), MISTAKES)
-@pytest.mark.parametrize("stack_size", [1, 3])
+@pytest.mark.parametrize(
+    ("mistake", "rounds", "stack_size"),
+    [*((*each, 1) for each in MISTAKES), (*MISTAKES[0], 3), *(slow(*each, 3) for each in MISTAKES[1:])],
+)
 def test_a_mistake_in_a_method_ends_the_run_after_two_rounds(tmp_path, call_command, monkeypatch, mistake, rounds, stack_size):
     """But not where anything else could be the cause."""
     monkeypatch.setattr(FedPerClient, "local_update", mistake)

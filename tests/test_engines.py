@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from helpers import config_of, same, workspace_of
+from helpers import config_of, same, slow, workspace_of
 from safetensors.torch import load_file
 from tiny import run_tiny, tiny_workspace
 
@@ -18,9 +18,12 @@ from contrafed.engines import flower, shared_memory
 from contrafed.runs.run import run
 
 
-# FedAvg has no client state, PMFL uploads updates and stores models, FedCRL has personal parts and tables
-# goes through every engine in test_every.py.
-@pytest.mark.parametrize(("method", "workers"), [("fedavg", 2), ("pmfl", 2), ("fedcrl", 2), ("pmfl", 1)])
+# FedAvg has no client state, PMFL uploads updates and stores models, and FedCRL has personal parts and tables.
+# One method for each shape of messages goes through every engine in test_every.py.
+@pytest.mark.parametrize(
+    ("method", "workers"),
+    [("pmfl", 2), *(slow(*each) for each in (("fedavg", 2), ("fedcrl", 2), ("pmfl", 1)))],
+)
 def test_ray_equals_local_bit_for_bit(tmp_path, local_runs, monkeypatch, method, workers):
     renewed = []
     renew = shared_memory.Broadcast.renew
@@ -37,7 +40,7 @@ def test_ray_equals_local_bit_for_bit(tmp_path, local_runs, monkeypatch, method,
     assert renewed or not hasattr(os, "memfd_create")  # shared memory was in use
 
 
-@pytest.mark.parametrize("method", [pytest.param("fedavg", marks=pytest.mark.slow), "pmfl"])
+@pytest.mark.parametrize("method", [slow("fedavg"), "pmfl"])
 def test_flowers_own_runtime_equals_local_bit_for_bit(tmp_path, local_runs, method):
     summary, model, metrics, clients = run_tiny(tmp_path / "run", f"strategy={method}", "engine=flower")
     _, expected, expected_metrics, expected_clients = local_runs(method)
@@ -141,10 +144,10 @@ def test_flower_ends_before_ctrl_c_is_raised(monkeypatch):
     ("engine", "how"),
     [
         ("local", signal.SIGINT),
-        pytest.param("ray", signal.SIGINT, marks=pytest.mark.slow),
-        pytest.param("flower", signal.SIGINT, marks=pytest.mark.slow),
-        pytest.param("ray", signal.SIGTERM, marks=pytest.mark.slow),  # Ray takes this signal's handler
-        pytest.param("flower", signal.SIGTERM, marks=pytest.mark.slow),
+        slow("ray", signal.SIGINT),
+        slow("flower", signal.SIGINT),
+        slow("ray", signal.SIGTERM),  # Ray takes this signal's handler
+        slow("flower", signal.SIGTERM),
     ],
 )
 def test_ctrl_c_leaves_everything_written(tmp_path, engine, how):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from accelerator import NAME, accelerator, crossings
-from helpers import close, same, workspace_of
+from helpers import close, same, slow, workspace_of
 from recording import ROUNDS, STACK_SIZE, numbers, sent_tensors, settings_of, shapes, watch, write_problem
 
 from contrafed.config.run_config import resolve, server_of
@@ -26,9 +26,16 @@ from contrafed.training.workspace import EVALUATION_BATCH
 METHODS = list(registry.choices("strategy"))
 # Methods of every kind: with client state, personal parts, tables, uploaded updates, control variates and choices of clients.
 SEVERAL = ("fedavg", "pmfl", "fedcrl", "fedproto", "scaffold", "fedala", "mpfedcon", "fedppo")
-SLOW_FOR_OTHERS = pytest.mark.parametrize(
-    "method", [name if name in SEVERAL else pytest.param(name, marks=pytest.mark.slow) for name in METHODS], indirect=True
-)
+
+
+def slow_but_for(names):
+    """Return the mark of a test that runs for all methods, by default for these."""
+    chosen = [name if name in names else slow(name) for name in METHODS]
+    return pytest.mark.parametrize("method", chosen, indirect=True)
+
+
+SLOW_FOR_OTHERS = slow_but_for(SEVERAL)
+SLOW_FOR_MOST = slow_but_for(("pmfl", "scaffold"))
 
 
 @pytest.fixture(scope="session")
@@ -77,7 +84,7 @@ def test_a_stack_equals_its_clients_alone(config, alone):
         assert numbers(one) == pytest.approx(numbers(other), rel=1e-9, abs=1e-9)
 
 
-@SLOW_FOR_OTHERS
+@slow_but_for(("pmfl", "fedproto", "scaffold"))
 @pytest.mark.parametrize(
     "local", [{"epochs": None, "iterations": 3, "batch_size": 0.3}, {"epochs": 1, "batch_size": 1}], ids=["widths", "ones"]
 )
@@ -131,6 +138,7 @@ def test_only_what_is_declared_crosses(alone):
             assert all(other.endswith(name.removeprefix("personal")) for other in names)
 
 
+@SLOW_FOR_OTHERS
 def test_evaluation_changes_nothing_and_the_same_seed_gives_the_same_bits(config, alone):
     again = watch(config, evaluate=False)
     compare(again, alone, identical)
@@ -140,7 +148,7 @@ def test_evaluation_changes_nothing_and_the_same_seed_gives_the_same_bits(config
 # ---------------------------------------------------------------------------------------------------------- an accelerator
 
 
-@SLOW_FOR_OTHERS
+@SLOW_FOR_MOST
 def test_an_accelerator_gives_the_same_bits(method, problem, monkeypatch):
     """On the simulated one, which refuses a tensor that was not moved."""
     monkeypatch.setattr("contrafed.training.workspace.EVALUATION_BATCH_ELSEWHERE", EVALUATION_BATCH)
@@ -153,7 +161,7 @@ def test_an_accelerator_gives_the_same_bits(method, problem, monkeypatch):
     assert [numbers(done) for done in there.rounds] == [numbers(done) for done in here.rounds]
 
 
-@SLOW_FOR_OTHERS
+@SLOW_FOR_MOST
 def test_no_step_waits_for_the_accelerator(method, problem):
     """Rounds of two epochs have as many transfers as rounds of one."""
     counts = []
@@ -168,6 +176,7 @@ def test_no_step_waits_for_the_accelerator(method, problem):
 # ------------------------------------------------------------------------------------------------------------------ faults
 
 
+@SLOW_FOR_OTHERS
 def test_a_faulty_client_is_absent_and_keeps_the_memory_it_had(config, alone):
     """In round 2 a client in a stack raises after its training, in its second participation. In round 4 one uploads a NaN."""
     before, here = (set(alone.rounds[t].participants.tolist()) for t in (1, 2))
@@ -238,6 +247,7 @@ def same_outcome(a, b):
         identical(a[1][client], b[1][client])
 
 
+@SLOW_FOR_OTHERS
 def test_a_run_goes_on_from_its_middle_bit_for_bit(config, tmp_path):
     config = config | {"checkpoint_every": 2}
     run(config | {"output_dir": f"{tmp_path}/whole"})

@@ -1,7 +1,7 @@
 """An experiment's training settings: those of all methods of a table, those of one method only, and plain SGD."""
 
 import pytest
-from helpers import config_of
+from helpers import config_of, slow
 from omegaconf import OmegaConf
 
 from contrafed.config.compose import compose_job
@@ -20,7 +20,7 @@ def training_of(config):
 BASES = [name for name in registry.choices("experiment") if name.endswith("base") or "/" not in name]
 
 
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "every"])
+@pytest.mark.parametrize("every", [False, slow(True)], ids=["some", "every"])
 @pytest.mark.parametrize("experiment", BASES)
 def test_an_experiment_has_the_same_training_for_every_method(experiment, every):
     """Without ``every``: for the methods that it treats in their own way, and a few others."""
@@ -30,7 +30,7 @@ def test_an_experiment_has_the_same_training_for_every_method(experiment, every)
     local = OmegaConf.to_container(own.strategy.local) | local_settings(own, "")
     assert all(expected[key] == value for key, value in local.items())
     for number, name in enumerate(registry.choices("strategy")):
-        if not (every or number % 11 == 0 or local_settings(own, name) or name in ("fednova", "scaffold")):
+        if not (every or number % 23 == 0 or local_settings(own, name) or name in ("fednova", "scaffold")):
             continue
         config = config_of(f"experiment={experiment}", f"strategy={name}")
         if name == "fednova" and expected["optimizer"] == "adam":  # a strategy that needs SGD's steps

@@ -150,7 +150,7 @@ def test_flwr_runs_config_names_the_folder(home, monkeypatch, expect_error):
         contrafed.runs.server_app.main(object(), Context(7, 0, {}, RecordDict(), {**config, "config-dir": ""}))
 
 
-def test_choices_from_outside_are_listed_and_offered(home, expect_error):
+def test_choices_from_outside_are_listed_and_offered(home, call_command, expect_error):
     assert "a method of my own" in help_text(str(home / "yamls"))
     assert "a rule of my own" in help_text(str(home / "yamls"))
     assert "a method of my own" not in help_text()
@@ -160,7 +160,7 @@ def test_choices_from_outside_are_listed_and_offered(home, expect_error):
         compose_job(["strategy=mine"])
     with expect_error("strategy.scael"):
         compose_job(["strategy=mine", "strategy.scael=1"], home / "yamls")
-    done = command(home, "--help")
+    done = call_command(f"--config-dir={home}/yamls", "--help")
     assert "a method of my own" in done.stdout
 
 
@@ -215,9 +215,9 @@ def test_a_module_that_cannot_be_imported_is_one_line_with_its_place(home, file,
         resolve_mine(home)
 
 
-def test_the_command_says_so_too(home):
+def test_the_command_says_so_too(home, call_command):
     write(home / "my_package" / "my_method.py", "\nimport nothing_of_that_name")
-    done = command(home, "strategy=mine", "engine=local")
+    done = call_command(f"--config-dir={home}/yamls", "strategy=mine", "engine=local")
     assert (done.returncode, done.stdout) == (2, "")
     expected = f"'nothing_of_that_name' ({home}/my_package/my_method.py, line 2)"
     assert done.stderr == f"error: strategy=mine needs the Python package {expected}\n"

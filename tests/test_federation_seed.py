@@ -68,12 +68,6 @@ def test_clients_are_told_the_federation_s_seed_only_if_it_is_another():
     assert ClientRun.from_json(plain.to_json()).seed_of_federation == 3
 
 
-@pytest.mark.parametrize("value", ["-1", "0.5", "many"])
-def test_a_wrong_seed_names_its_key(value, expect_error):
-    with expect_error("federation_seed"):
-        resolve(config_of(f"federation_seed={value}"))
-
-
 def test_another_federation_is_another_job_and_no_checkpoint_for_it(tmp_path, expect_error):
     plain, one = config_of(*HALF_AVAILABLE), config_of(*HALF_AVAILABLE, "federation_seed=1")
     assert checkpoint.identity(plain) != checkpoint.identity(one)

@@ -99,13 +99,6 @@ def test_a_wrong_column_is_a_line(repository, overrides, message):
     assert message in str(error.value)
 
 
-def test_a_repository_must_be_named_before_anything_is_fetched(tmp_path, expect_error):
-    with expect_error("dataset"):
-        resolve(config_of("dataset=hub"))
-    with expect_error("dataset"):
-        resolve(config_of("dataset=hub", "dataset.repository=a/b", "dataset.download=false", f"dataset.root={tmp_path}"))
-
-
 def dealt(partitioner, clients=4, seed=0, count=240, owner=None, **arguments):
     """Return a partitioner's parts of so many examples of six classes."""
     values = config_of("partition=flwr")["partition"] | {

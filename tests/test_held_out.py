@@ -89,25 +89,6 @@ def test_a_rule_counts_only_those_that_may_train(tmp_path):
     close(*models, tolerance=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("asked", "key"),
-    [
-        ("held_out_clients=6", "held_out_clients"),
-        ("engine=local partition.test_fraction=null held_out_clients=1", "held_out_clients"),
-        ("held_out_clients=1 partition.scarce_clients=1", None),
-        ("strategy=fedavg log=[weigths]", "log"),
-        ("strategy=fedavg log=[weights]", "log"),
-        ("strategy=fedproto log=[deviation]", "log"),
-        ("strategy=lgfedavg log=[features]", "log"),
-        ("strategy=fedper log=[clients_train]", "log"),
-        ("strategy=fedamp log=[clients_train]", "log"),
-    ],
-)
-def test_mistakes_are_one_line(tmp_path, expect_error, asked, key):
-    with expect_error(key):
-        run(config_of(*TINY_RUN, *asked.split(), f"output_dir={tmp_path}/a"))
-
-
 def test_clients_that_are_held_out_are_not_among_those_that_train(tmp_path):
     rows = [(10, client, "accuracy", value) for client, value in enumerate((0.5, 1.0, 0.0, 0.0))]
     found = read(write_run(tmp_path / "a", clients=rows, held_out_clients=2), "a")

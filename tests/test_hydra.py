@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import check_overrides, config_of
+from helpers import check_overrides, config_of, slow
 
 from contrafed.config.checks import SECTIONS
 from contrafed.runs.launch import read_objective
@@ -38,10 +38,13 @@ def alone(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("launcher", ["joblib", pytest.param("submitit_local", marks=pytest.mark.slow)])
-def test_a_launcher_of_hydras_leaves_the_files_of_one_job_at_a_time(tmp_path, alone, launcher):
-    jobs = ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else ["hydra.launcher.timeout_min=5"]
-    done = main(tmp_path, "-m", f"hydra/launcher={launcher}", *jobs, *QUICK_RUN, "seed=0,1", "hydra.sweep.dir=jobs")
+@pytest.mark.parametrize("how", ["joblib n_jobs=1", slow("joblib n_jobs=2"), slow("submitit_local timeout_min=5")])
+def test_a_launcher_of_hydras_leaves_the_files_of_one_job_at_a_time(tmp_path, monkeypatch, call_command, alone, how):
+    """joblib with one process runs in this one."""
+    launcher, setting = how.split()
+    asked = ("-m", f"hydra/launcher={launcher}", f"hydra.launcher.{setting}", *QUICK_RUN, "seed=0,1", "hydra.sweep.dir=jobs")
+    monkeypatch.chdir(tmp_path)
+    done = call_command(*asked) if setting == "n_jobs=1" else main(tmp_path, *asked)
     assert done.returncode == 0, done.stderr
     assert "2 of 2 jobs finished, 0 failed" in done.stdout
     for job in ("0", "1"):
@@ -91,7 +94,7 @@ def test_what_is_shown_is_what_runs(call_command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = (
         "experiment=mpfedcon/table2", "clients=m50", "rounds=t100", "method=mu_5", "scale=small", "engine=local",
-        "tracker=none",
+        "tracker=none", "num_rounds=1",
     )  # fmt: skip
     shown = call_command(*asked, "output_dir=run", "--cfg", "job", "--resolve")
     assert shown.returncode == 0, shown.stderr

@@ -13,6 +13,7 @@ from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
+from helpers import slow
 from test_deployment import PACKAGES, ROOT, app_folder
 
 import contrafed
@@ -199,7 +200,8 @@ assert [core.mine, models.mine, clients.mine, strategies.mine, conf.mine] == [Tr
 """
 
 
-@pytest.mark.parametrize("programs", [pytest.param("checkout", marks=pytest.mark.slow), "wheel"], indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("programs", ["checkout", "wheel"], indirect=True)
 def test_a_script_trains_beside_files_that_have_our_folders_names(programs, tmp_path):
     program, path, home = programs
     for name in ("core", "models", "clients", "strategies", "conf"):
@@ -217,6 +219,7 @@ def test_a_script_trains_beside_files_that_have_our_folders_names(programs, tmp_
     assert found[2] > found[0] + 0.1
 
 
+@pytest.mark.slow
 def test_an_editable_install_trains_from_another_folder(editable, source, tmp_path):
     done = call_program(editable / "contrafed", "strategy=pmfl", "engine=local", *SMALL_RUN, "output_dir=here", folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -227,7 +230,7 @@ def test_an_editable_install_trains_from_another_folder(editable, source, tmp_pa
     assert where.stdout == f"{source}/clients/pmfl.py\n", where.stderr
 
 
-@pytest.mark.parametrize("programs", ["checkout", "wheel", "editable"], indirect=True)
+@pytest.mark.parametrize("programs", ["wheel", *(slow(how) for how in ("checkout", "editable"))], indirect=True)
 def test_hydra_finds_our_sweeper(programs, tmp_path):
     program, path, home = programs
     code = """

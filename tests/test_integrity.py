@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import config_of
-from test_checkpoint import SMALL_RUN, equal, outcome, stop_run, whole  # noqa: F401
+from stopped import equal, outcome, run_small
 
 from contrafed.core.errors import RunStopped, UserError
 from contrafed.engines.client_state import ClientStateStore
@@ -17,12 +17,10 @@ from contrafed.runs.run import run
 
 
 def resume(folder, *overrides):
-    return run(
-        config_of("strategy=pmfl", *SMALL_RUN, *overrides, "checkpoint_every=2", "resume=latest", f"output_dir={folder}")
-    )
+    return run_small(folder, *overrides, "checkpoint_every=2", "resume=latest")
 
 
-def test_a_flipped_round_is_no_checkpoint(stop_run, whole):  # noqa: F811
+def test_a_flipped_round_is_no_checkpoint(stop_run, whole):
     folder = stop_run()
     file = folder / "checkpoints" / "000004" / "state.json"
     file.write_text(file.read_text().replace('"round": 4', '"round": 5'))
@@ -30,7 +28,7 @@ def test_a_flipped_round_is_no_checkpoint(stop_run, whole):  # noqa: F811
     assert equal(outcome(folder), whole)
 
 
-def test_any_flipped_byte_of_a_state_is_noticed(stop_run):  # noqa: F811
+def test_any_flipped_byte_of_a_state_is_noticed(stop_run):
     folder = stop_run()
     file = folder / "checkpoints" / "000004" / "state.json"
     good = file.read_bytes()
@@ -43,7 +41,7 @@ def test_any_flipped_byte_of_a_state_is_noticed(stop_run):  # noqa: F811
 
 
 @pytest.mark.parametrize("name", ["metrics", "clients"])
-def test_a_log_of_the_same_length_with_other_numbers_is_refused(stop_run, name):  # noqa: F811
+def test_a_log_of_the_same_length_with_other_numbers_is_refused(stop_run, name):
     folder = stop_run()
     log = folder / f"{name}.csv"
     content = log.read_bytes()
@@ -54,7 +52,7 @@ def test_a_log_of_the_same_length_with_other_numbers_is_refused(stop_run, name):
 
 @pytest.mark.parametrize("name", ["times", "participants"])
 @pytest.mark.parametrize("how", ["missing", "other"])
-def test_a_log_that_no_number_depends_on_begins_anew_with_a_line(stop_run, whole, capsys, name, how):  # noqa: F811
+def test_a_log_that_no_number_depends_on_begins_anew_with_a_line(stop_run, whole, capsys, name, how):
     folder = stop_run()
     log = folder / f"{name}.csv"
     if how == "missing":
@@ -69,12 +67,12 @@ def test_a_log_that_no_number_depends_on_begins_anew_with_a_line(stop_run, whole
     assert checkpoint.find_damaged_logs(checkpoint.find(folder)) == []
 
 
-def test_participants_are_needed_where_privacy_is_counted(stop_run):  # noqa: F811
+def test_participants_are_needed_where_privacy_is_counted(stop_run):
     private = ("privacy=central", "privacy.seeded_noise=true")
     folder = stop_run("fedavg", *private)
     (folder / "participants.csv").unlink()
     with pytest.raises(UserError, match="resume: .*participants.csv"):
-        run(config_of("strategy=fedavg", *SMALL_RUN, *private, "resume=latest", f"output_dir={folder}"))
+        run_small(folder, *private, "resume=latest", method="fedavg")
 
 
 def disturb_run(folder, change, *overrides):
@@ -85,10 +83,7 @@ def disturb_run(folder, change, *overrides):
             change()
 
     with pytest.raises(RunStopped) as caught:
-        run(
-            config_of("strategy=pmfl", *SMALL_RUN, *overrides, "checkpoint_every=2", f"output_dir={folder}"),
-            on_round=on_round,
-        )
+        run_small(folder, *overrides, "checkpoint_every=2", on_round=on_round)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -111,7 +106,7 @@ CHANGES = {"replaced": replace_metrics, "removed": lambda f: (f / "metrics.csv")
 
 
 @pytest.mark.parametrize("how", CHANGES)
-def test_a_log_that_is_changed_in_mid_run_is_noticed_and_restored(tmp_path, whole, how):  # noqa: F811
+def test_a_log_that_is_changed_in_mid_run_is_noticed_and_restored(tmp_path, whole, how):
     folder = tmp_path / "run"
     assert "metrics.csv" in disturb_run(folder, lambda: CHANGES[how](folder))
     assert summary_of(folder)["status"] == "failed"
@@ -128,7 +123,7 @@ def test_a_log_that_is_emptied_in_mid_run_is_noticed(tmp_path):
         resume(folder)
 
 
-def test_a_folder_that_is_renamed_in_mid_run_is_followed(tmp_path, whole):  # noqa: F811
+def test_a_folder_that_is_renamed_in_mid_run_is_followed(tmp_path, whole):
     folder, new = tmp_path / "run", tmp_path / "new"
     assert str(new) in disturb_run(folder, lambda: folder.rename(new))
     assert summary_of(new)["status"] == "failed"
@@ -137,7 +132,7 @@ def test_a_folder_that_is_renamed_in_mid_run_is_followed(tmp_path, whole):  # no
     assert equal(outcome(new), whole)
 
 
-def test_a_folder_that_is_removed_in_mid_run_is_written_again(tmp_path, whole):  # noqa: F811
+def test_a_folder_that_is_removed_in_mid_run_is_written_again(tmp_path, whole):
     folder = tmp_path / "run"
     assert str(folder) in disturb_run(folder, lambda: shutil.rmtree(folder))
     assert summary_of(folder)["status"] == "failed"
@@ -151,7 +146,7 @@ ON_DISK = ("engine.memory_host_bytes=0",)
 
 
 @pytest.mark.parametrize("how", ["flipped", "file removed", "folder removed"])
-def test_client_state_on_the_disk_that_another_program_changes_ends_the_run(tmp_path, whole, how):  # noqa: F811
+def test_client_state_on_the_disk_that_another_program_changes_ends_the_run(tmp_path, whole, how):
     folder, spilled = tmp_path / "run", tmp_path / "spilled"
     spilled.mkdir()
 

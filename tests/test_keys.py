@@ -7,11 +7,7 @@ from contrafed.deploy import certificates
 
 def test_keys_are_made_once_and_fit_together(tmp_path, capsys):
     from cryptography import x509
-    from cryptography.hazmat.primitives.serialization import (
-        load_pem_private_key,
-        load_ssh_private_key,
-        load_ssh_public_key,
-    )
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key, load_ssh_public_key
 
     assert certificates.main([str(tmp_path / "keys"), "--clients", "1"]) == 2
     assert "--host is missing" in capsys.readouterr().err

@@ -93,13 +93,7 @@ def test_lists_and_tensors_are_images_too():
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"x": GOOD_IMAGES["x"].tolist()},
-        {"x": [[1], [2, 3]]},
-        {"y": list("abcd" * 5)},
-        {"test": ["train"] * 20},
-        {"owner": 3},
-    ],
+    [{"x": GOOD_IMAGES["x"].tolist()}, {"x": [[1], [2, 3]]}, {"y": list("abcd" * 5)}, {"test": ["train"] * 20}, {"owner": 3}],
 )
 def test_lists_of_something_else_are_one_line(changes, expect_error):
     with expect_error():

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from helpers import slow
 from omegaconf import OmegaConf
 from reported import method, write_run
 from safetensors.torch import save_file
@@ -16,11 +17,15 @@ from contrafed.report.runs import find
 FEATURES = ("within", "between", "effective_rank", "vci")
 
 
-def is_drawn(experiment):
-    """Return whether a report draws runs' numbers as the file describes its figure."""
+def kind_of(experiment):
+    """Return the kind of an experiment's figure, or None if no report draws runs' numbers as the file describes it."""
     path = registry.CONF / "experiment" / f"{experiment}.yaml"
     plot = (OmegaConf.load(path).get("published") or {}).get("plot") or {}
-    return bool(plot) and plot.get("kind", "curves") in plots.KINDS
+    return plot.get("kind", "curves") if plot and plot.get("kind", "curves") in plots.KINDS else None
+
+
+DRAWN = {name: kind_of(name) for name in registry.choices("experiment") if kind_of(name)}
+ONE_OF_EACH_KIND = {kind: name for name, kind in DRAWN.items()}.values()
 
 
 def sample_jobs(experiment):
@@ -64,7 +69,7 @@ def leave(folder, config):
         save_file({"model/a": torch.ones(2)}, folder / "personal" / "0.safetensors")
 
 
-@pytest.mark.parametrize("experiment", [name for name in registry.choices("experiment") if is_drawn(name)])
+@pytest.mark.parametrize("experiment", [name if name in ONE_OF_EACH_KIND else slow(name) for name in DRAWN])
 def test_an_experiments_own_plot_shows_its_runs(tmp_path, experiment, monkeypatch):
     monkeypatch.setattr(pictures, "draw", lambda *_: None)
     for number, job in enumerate(sample_jobs(experiment)):

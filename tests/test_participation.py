@@ -350,38 +350,6 @@ def test_dates_and_spans_of_time_are_no_rounds(tmp_path, zone, expect_error):
             make_participation(settings_of("trace", path=str(file)), lambda: None, 3, 0)
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("trace", {}),
-        ("trace", {"path": "/nowhere.csv"}),
-        ("uniform", {"select": 11}),
-        ("uniform", {"select": 0}),
-        ("uniform", {"select": 1.5}),
-        ("full", {"select": "many"}),
-        ("full", {"select": True}),
-        ("full", {"selct": 3}),
-        ("fulll", {}),
-        ("bernoulli", {"beta": 0}),
-        ("bernoulli", {"mean_probability": 1.1}),
-        ("bernoulli", {"scaling": "empirical_floor", "floor": 0.2}),
-        ("markovian", {"p01": 0}),
-        ("markovian", {"chain": "x"}),
-        ("cyclic", {"period": 0}),
-        ("cyclic", {"period": 1, "variant": "fedau"}),
-        ("cyclic", {"variant": "x"}),
-        ("trace", {"repeat": 3}),
-        ("bernoulli", {"floor": 1.5}),
-        ("bernoulli", {"scaling": "x"}),
-        ("markovian", {"p10": 1}),
-    ],
-)
-def test_faulty_settings_are_one_line(name, changes, expect_error):
-    with expect_error():
-        chosen = choose("participation", {"name": name, **changes}) if name == "fulll" else settings_of(name, **changes)
-        chosen.config.count(10)
-
-
 @pytest.mark.parametrize("name", ["full", "uniform", "bernoulli", "markovian", "cyclic", "arrival"])
 def test_no_default_is_hidden_in_the_code(name, expect_error):
     settings = compose_participation(name)

@@ -6,7 +6,7 @@ import shutil
 from functools import cache
 
 import pytest
-from helpers import config_of
+from helpers import config_of, slow
 
 from contrafed.runs.run import run
 
@@ -47,7 +47,7 @@ def test_the_last_evaluation_refits_every_head_and_reports_it_by_itself(tmp_path
 
 
 @pytest.mark.parametrize("name", ["mpfedcon", "fedproto", "fedcrl", "local"])
-@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ["local", slow("ray")])
 def test_saved_personal_models_score_what_they_scored(tmp_path, finish_run, name, engine):
     folder, first = finish_run(name)
     assert sorted(p.name for p in (folder / "personal").iterdir()) == [f"{n}.safetensors" for n in range(6)]

@@ -4,13 +4,12 @@ import math
 
 import pytest
 import torch
-from helpers import config_of, same
+from helpers import config_of, same, slow
 from safetensors.torch import load_file
 from tiny import TINY_RUN, run_tiny
 
 from contrafed.config.method import make_norm_limit
 from contrafed.config.run_config import resolve
-from contrafed.core.errors import UserError
 from contrafed.engines.worker import FIRST_NODE_ID
 from contrafed.runs.output import print_summary
 from contrafed.runs.run import run
@@ -46,7 +45,7 @@ def replace_reply(monkeypatch, how):
     monkeypatch.setattr(FederatedStrategy, "aggregate_train", aggregate_train)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedau", "pmfl", "fednova", "fedproto", "fedcrl"])
+@pytest.mark.parametrize("method", [slow("fedavg"), slow("fedau"), "pmfl", slow("fednova"), slow("fedproto"), "fedcrl"])
 def test_a_reply_that_does_not_count_leaves_the_model_that_zeros_leave(tmp_path, method):
     """Otherwise the noise or the weights would reveal it."""
     how = (f"strategy={method}", "engine=local", "engine.stack_size=1", "privacy=central", "privacy.seeded_noise=true")
@@ -60,22 +59,6 @@ def test_a_reply_that_does_not_count_leaves_the_model_that_zeros_leave(tmp_path,
         models[case] = load_file(tmp_path / case / "model.safetensors")
     assert [summaries[case]["replies_rejected"] + summaries[case]["failures"] for case in summaries] == [0, 2, 2, 2]
     assert all(same(models["zeros"], model) for model in models.values())
-
-
-@pytest.mark.parametrize(
-    ("change", "key"),
-    [
-        ("engine.max_norm=5", "engine.max_norm"),
-        ("engine.max_norm_ratio=50", "engine.max_norm_ratio"),
-        ("min_replies=2", "min_replies"),
-        ("on_divergence=stop", "on_divergence"),
-    ],
-)
-def test_what_would_reveal_a_rejected_reply_is_refused(change, key):
-    with pytest.raises(UserError) as error:
-        resolve(config_of("strategy=fedavg", "privacy=central", change))
-    assert str(error.value).startswith(f"{key}=")
-    resolve(config_of("strategy=fedavg", "privacy=local", change))
 
 
 @pytest.mark.parametrize("engine", ["local", "ray", "flower"])

@@ -59,9 +59,7 @@ def proxy(tmp_path_factory):
             one, "nginx", "nginx.conf", one.fleet,
             **{"8000": str(one.link), "8443": str(one.fleet), "/etc/contrafed": str(one.keys)},
         )  # fmt: skip
-        for k in range(3):
-            one.flwr("supernode", "register", str(one.keys / f"client-{k}.pub"), "mine")
-            one.start_client(k)
+        one.start_clients()
         yield one
     finally:
         one.stop()
@@ -98,11 +96,7 @@ def test_a_devices_credentials_are_refused_at_the_control_api(tmp_path, proxy):
     for path in CONTROL_PATHS:
         assert post(proxy, proxy.fleet, path) in (400, 403), path
     assert post(proxy, proxy.link, "/v1/control/list-runs") == 200  # which is what the proxy keeps away from devices
-    stranger = proxy.environment("stranger")
-    (proxy.folder / "stranger-home" / "config.toml").write_text(
-        f'[superlink]\ndefault = "mine"\n[superlink.mine]\naddress = "127.0.0.1:{proxy.fleet}"\n'
-        f'root-certificates = "{proxy.keys}/ca.pem"\n'
-    )
+    stranger = proxy.environment_of("stranger", proxy.fleet, f'root-certificates = "{proxy.keys}/ca.pem"')
     for words in (("ls", "mine"), ("run", str(proxy.folder / "app"), "mine"), ("supernode", "ls", "mine")):
         asked = subprocess.run([command("flwr"), *words], env=stranger, capture_output=True, text=True, timeout=120)
         assert asked.returncode != 0, words

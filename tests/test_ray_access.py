@@ -33,7 +33,7 @@ os._exit(0)
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def own_ray():
     """A Ray that this process started as a run does."""
     stop_ray()
@@ -68,18 +68,6 @@ def processes():
     return found
 
 
-def test_ray_listens_on_loopback_and_its_folder_is_private(own_ray):
-    # 127.0.0.1, and the same mapped to IPv6, in the byte order of the kernel.
-    assert listening_addresses() <= {"0100007F", "0000000000000000FFFF00000100007F"}
-    assert listening_addresses()
-    session = Path(own_ray._private.worker._global_node.get_session_dir_path())
-    closed = [folder for folder in session.parents if folder.stat().st_mode & 0o077 == 0]
-    assert [folder for folder in closed if folder.name.startswith("contrafed-")]
-    private = next(folder for folder in closed if folder.name.startswith("contrafed-"))
-    stop_ray()
-    assert not private.exists()
-
-
 def test_workers_are_not_nice(own_ray):
     assert own_ray.get(own_ray.remote(lambda: os.nice(0)).remote()) == os.nice(0)
 
@@ -93,6 +81,18 @@ def test_a_stranger_runs_nothing(own_ray, token):
         command = ["unshare", "-m", "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *command]
     said = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd="/").stdout
     assert said.startswith("REFUSED")
+
+
+def test_ray_listens_on_loopback_and_its_folder_is_private(own_ray):
+    # 127.0.0.1, and the same mapped to IPv6, in the byte order of the kernel.
+    assert listening_addresses() <= {"0100007F", "0000000000000000FFFF00000100007F"}
+    assert listening_addresses()
+    session = Path(own_ray._private.worker._global_node.get_session_dir_path())
+    closed = [folder for folder in session.parents if folder.stat().st_mode & 0o077 == 0]
+    assert [folder for folder in closed if folder.name.startswith("contrafed-")]
+    private = next(folder for folder in closed if folder.name.startswith("contrafed-"))
+    stop_ray()
+    assert not private.exists()
 
 
 def test_ray_without_a_token_is_not_started():

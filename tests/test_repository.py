@@ -251,9 +251,7 @@ def test_the_commands_of_the_containers_make_a_federation(tmp_path):
             one.start(name, command(words[0]), *words[1:])
             if name == "superlink":
                 wait_for("the SuperLink", lambda: listens(one.link), 300)
-        one.operator = one.environment("operator")
-        connection = f'[superlink]\ndefault = "mine"\n[superlink.mine]\naddress = "127.0.0.1:{one.link}"\ninsecure = true\n'
-        (tmp_path / "operator-home" / "config.toml").write_text(connection)
+        one.operator = one.environment_of("operator", one.link, "insecure = true")
         small = "strategy=pmfl num_clients=3 num_rounds=1 participation=full model=mlp model.hidden=[12] checkpoint_every=1"
         with one.running(f"{small} output_dir={tmp_path}/runs/a"):
             summary = wait_for_summary(tmp_path / "runs" / "a")

@@ -4,11 +4,22 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import METHODS, Schedule, build_received, close, config_of, digits_run, run_strategy, sized_workspace, workspace_of
+from helpers import (
+    METHODS,
+    Schedule,
+    build_received,
+    close,
+    config_of,
+    digits_run,
+    run_strategy,
+    sized_workspace,
+    slow,
+    workspace_of,
+)
 
 
 @pytest.mark.parametrize("local", [{}, {"iterations": None, "epochs": 2, "batch_size": 7}], ids=["own", "epochs"])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name if name == "pmfl" else slow(name) for name in METHODS])
 def test_stacked_equals_one_by_one(name, local):
     """Clients of unequal size: with epochs they leave the stack at different steps and have short batches."""
     schedule = [[0, 1, 2, 3], [1, 3, 4, 5], [0, 1, 6, 7]]
@@ -29,7 +40,7 @@ def test_stacked_equals_one_by_one_with_every_optimiser(changes):
     close(stacked[-1], alone[-1])
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedcrl", "fedrep"])
+@pytest.mark.parametrize("name", ["fedrep", slow("fedavg"), slow("fedcrl")])
 def test_kept_optimisers_stack(name):
     """Clients in their first round share a stack with others that have state, and their numbers of steps differ."""
     local = {"iterations": None, "epochs": 1, "batch_size": 7, "optimizer": "adam", "lr": 0.01, "keep_optimizer": True}
@@ -120,7 +131,7 @@ def test_memory_written_in_such_a_phase_stays_with_its_client():
     together_and_alone(workspace, Counts)
 
 
-WIDTHS = pytest.mark.parametrize("widths", [(16, 3), (3, 16), (1, 8), (1, 1)], ids=str)
+WIDTHS = pytest.mark.parametrize("widths", [(16, 3), *map(slow, ((3, 16), (1, 8), (1, 1)))], ids=str)
 
 
 @WIDTHS

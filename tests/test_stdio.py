@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from helpers import slow
 
 from contrafed.core.stdio import outliving
 
@@ -15,13 +16,8 @@ RUN = (sys.executable, "main.py", "engine=local", "num_clients=8", "model=mlp", 
 
 def start_run(folder, *overrides):
     """Start a run whose output has no reader from its second line on."""
-    process = subprocess.Popen(
-        (*RUN, *overrides, f"output_dir={folder}"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen((*RUN, *overrides, f"output_dir={folder}"), **pipes, start_new_session=True)
     assert process.stdout.readline().startswith("pmfl on digits")
     process.stdout.close()
     process.stdout = None
@@ -36,10 +32,10 @@ def test_a_run_goes_on_when_its_reader_is_gone(tmp_path):
     assert (summary["status"], summary["rounds"]) == ("finished", 8)
 
 
+@pytest.mark.slow
 def test_ctrl_c_that_ends_the_reader_too_leaves_everything_written(tmp_path):
-    process = start_run(
-        tmp_path / "run", "num_rounds=100000", "eval_every=100000"
-    )  # the remaining output is written at the end
+    # The remaining output is written at the end.
+    process = start_run(tmp_path / "run", "num_rounds=100000", "eval_every=100000")
     rounds, ends = tmp_path / "run" / "times.csv", time.monotonic() + 240
     while time.monotonic() < ends and not (rounds.exists() and rounds.read_text().count("\n") > 10):
         time.sleep(0.05)
@@ -51,9 +47,9 @@ def test_ctrl_c_that_ends_the_reader_too_leaves_everything_written(tmp_path):
     assert summary["rounds"] >= 5
 
 
-@pytest.mark.parametrize("command", [("main.py", "--help"), ("report.py", "--help"), ("main.py", "--cfg", "job")])
+@pytest.mark.parametrize("command", ["main.py --help", slow("report.py --help"), slow("main.py --cfg job")])
 def test_what_only_shows_ends_well_without_a_reader(command):
-    process = subprocess.Popen((sys.executable, *command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen((sys.executable, *command.split()), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.close()
     process.stdout = None
     _, errors = process.communicate(timeout=120)

@@ -157,14 +157,6 @@ def test_a_callback_gets_every_round_and_may_end_the_run(whole, tmp_path):
     assert load_file(tmp_path / "failed" / "model.safetensors")
 
 
-@pytest.mark.parametrize("ends", ["early_stop=1", "target_accuracy=0.5"])
-def test_what_never_could_end_a_run_is_refused(tmp_path, expect_error, ends):
-    asked = ("strategy=fedper", "eval_clients=false", ends, f"output_dir={tmp_path}/run")
-    with expect_error(ends.partition("=")[0]):
-        run(config_of(*(override for override in SIX_ROUNDS if override != "strategy=fedavg"), *asked))
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_run_that_was_evaluated_before_its_first_round_alone(tmp_path):
     """For example a method with a second model until its first evaluation."""
     first = [(0, "personal", "test", "trained/accuracy", 0.1)]

@@ -5,7 +5,7 @@ import signal
 
 import httpx
 import pytest
-from helpers import same
+from helpers import same, slow
 from safetensors.torch import load_file
 from test_deadlines import Clock
 from test_devices import expected_without
@@ -84,8 +84,14 @@ def run_on(wire, folder, *overrides):
     return load_file(folder / "model.safetensors"), (folder / "metrics.csv").read_bytes(), summary
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    ("call", "fault"),
+    [
+        (call, fault) if number == kind else slow(call, fault)
+        for number, call in enumerate(CALLS)
+        for kind, fault in enumerate(FAULTS)
+    ],
+)
 def test_a_run_goes_on_after_a_superlink_was_silent(tmp_path, clock, call, fault):
     begin, wire = clock.now, FaultyWire(clock, [call], FAULTS[fault], MAX_SILENCE_SECONDS - 2)
     model, metrics, summary = run_on(wire, tmp_path / "run")
@@ -103,7 +109,7 @@ def test_a_silent_superlink_holds_up_a_round_to_its_limit(tmp_path, clock, call)
     assert summary["status"] == "finished"
 
 
-@pytest.mark.parametrize("overrides", [(), ("engine.round_timeout=90",)])
+@pytest.mark.parametrize("overrides", [(), slow(("engine.round_timeout=90",))])
 def test_a_run_ends_in_one_line_if_the_superlink_stays_silent(tmp_path, clock, overrides):
     wire = FaultyWire(clock, CALLS, FAULTS["silent"], 1e9)
     with pytest.raises(RunStopped) as stopped:

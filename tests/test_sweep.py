@@ -4,7 +4,7 @@ import csv
 import time
 
 import pytest
-from helpers import check_overrides, checked_jobs
+from helpers import check_overrides, checked_jobs, slow
 from omegaconf import OmegaConf
 
 from contrafed.config.compose import compose_job, expand_jobs, read_grid, take_shard
@@ -172,8 +172,14 @@ def sample_jobs(experiment):
     return kept
 
 
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["last", "every"])
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
+# One of each paper, of tables and figures.
+FEW_EXPERIMENTS = (
+    "digits", "pmfl/table5", "pmfl/figure8", "fedcrl/table3", "fedcosr/figure12", "fedrcl/table4", "mpfedcon/table1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("every", [False, slow(True)], ids=["last", "every"])
+@pytest.mark.parametrize("experiment", [name if name in FEW_EXPERIMENTS else slow(name) for name in EXPERIMENTS])
 def test_every_experiment_composes(experiment, every):
     """Its last job, or jobs with every value of every axis."""
     for job in sample_jobs(experiment)[0 if every else -1 :]:

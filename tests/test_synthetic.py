@@ -82,14 +82,7 @@ def test_a_repository_with_capitals_is_found_in_the_cache(tmp_path, expect_error
     check(chosen(*wanted))
 
 
-@pytest.mark.parametrize(
-    ("shape", "classes"),
-    [
-        ((28, 28, 3), 10),
-        ((32, 32), 10),
-        ((32, 32, 3), 9),
-    ],
-)
+@pytest.mark.parametrize(("shape", "classes"), [((28, 28, 3), 10), ((32, 32), 10), ((32, 32, 3), 9)])
 def test_an_npz_of_another_kind_is_one_line(tmp_path, shape, classes, expect_error):
     path = npz(tmp_path / "a.npz", shape, classes)
     with expect_error("dataset.path"):

@@ -99,12 +99,7 @@ def test_a_stack_trains_as_its_clients_alone():
             torch.testing.assert_close(value, alone.tensors[name], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [
-        lambda: nn.MultiheadAttention(8, 2, dropout=0.1),
-    ],
-)
+@pytest.mark.parametrize("layer", [lambda: nn.MultiheadAttention(8, 2, dropout=0.1)])
 def test_what_a_model_may_not_hold(layer, expect_error):
     with expect_error("model"):
         built(lambda channels: nn.Sequential(Tokens(channels, 8), layer()), Mean())

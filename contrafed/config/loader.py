@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 import hydra.version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.utils import create_config_search_path
-from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.utils import setup_globals
 from hydra.errors import CompactHydraException, HydraException, MissingConfigException
-from hydra.plugins.config_source import ConfigSource
+from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -49,8 +50,29 @@ def _read_marked_header(text: str) -> dict[str, str | None]:
 ConfigSource._get_header_dict = staticmethod(_read_marked_header)  # type: ignore[method-assign, assignment]
 
 
+_LOADED: dict[tuple[str, str], bytes] = {}  # YAMLs of Contrafed and Hydra, pickled, by source and name
+
+
+class _Repository(ConfigRepository):
+    """Hydra's repository, which reads the YAMLs of Contrafed and Hydra once. A composition needs about thirty of them."""
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        source = self._find_object_source(config_path, ObjectType.CONFIG)
+        if source is None or source.provider not in ("main", "hydra"):  # a user's own file may change
+            return super().load_config(config_path)
+        key = (source.path, config_path)
+        if key not in _LOADED:
+            _LOADED[key] = pickle.dumps(super().load_config(config_path))
+        found: ConfigResult = pickle.loads(_LOADED[key])
+        return found
+
+
 class ConfigLoader(ConfigLoaderImpl):
     """Hydra's loader for Contrafed's primary configuration. Other configurations are loaded as in Hydra."""
+
+    def __init__(self, config_search_path: ConfigSearchPath) -> None:
+        super().__init__(config_search_path)
+        self.repository = _Repository(config_search_path)
 
     @property
     def own(self) -> Path | None:

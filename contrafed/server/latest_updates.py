@@ -1,4 +1,4 @@
-"""Keep a table of every client's last update on the server, for FedVARP and MIFA."""
+"""Keep a table of every client's last update on the server, for FedVARP, FedStale and MIFA."""
 
 from typing import Any
 
@@ -21,6 +21,11 @@ class LatestUpdates:
     def mean(self) -> Tensors:
         """The mean of all y, by name, empty before the first update."""
         return dict(self.state["mean"])
+
+    def latest(self, client: int) -> Tensors | None:
+        """Return this client's y_k, None before its first update."""
+        found: Tensors | None = self.state["latest"].get(client)
+        return found
 
     def replace(self, client: int, update: Tensors) -> Tensors:
         """Set this client's y_k to ``update``, and return the difference from the previous one, in float64."""

@@ -14,6 +14,7 @@ from blocks import ROOT
 
 sys.path.insert(0, str(ROOT))
 
+from contrafed.core.display_names import name_method
 from contrafed.report import claims, figures, published, results, tables
 from contrafed.report.groups import Group, group_runs, usable
 from contrafed.report.names import label_group

@@ -17,8 +17,7 @@ INITIAL_MODEL = {"w": torch.tensor([0.5], dtype=torch.float64)}
 
 @pytest.mark.parametrize("stack_size", [1, 3])
 @pytest.mark.parametrize(
-    ("rounds", "own"),
-    [(FULL_COHORTS[:3], [1.341951, 3.514475, 2.428213]), (PATTERN, [1.403248, 3.587681, 2.298687])],
+    ("rounds", "own"), [(FULL_COHORTS[:3], [1.341951, 3.514475, 2.428213]), (PATTERN, [1.403248, 3.587681, 2.298687])]
 )
 def test_golden_values(rounds, own, stack_size):
     run = scalar_left("fedamp", rounds, stack_size=stack_size, **GOLDEN)

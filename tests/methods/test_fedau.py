@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hand import FULL_COHORTS, PATTERN
-from helpers import close, digits_run, run_scalar
 
 from contrafed.server.intervals import Intervals
 
@@ -48,20 +46,3 @@ def test_a_client_counts_as_if_it_were_always_there(p, share, lag):
     """
     path = np.random.default_rng(1).random(100_000) < p
     assert sum(weights_along(path, 50, lag)) / len(path) == pytest.approx(share, rel=0.03)
-
-
-@pytest.mark.parametrize(
-    ("cutoff", "pattern"),
-    [(50, [2.126667, 2.371978, 2.261527, 2.261527, 2.638607]), (2, [2.126667, 2.371978, 2.301302, 2.301302, 2.680013])],
-)
-def test_golden_values(cutoff, pattern):
-    full = [2.190000, 2.343900, 2.468559, 2.569533, 2.651322]
-    assert run_scalar("fedau", FULL_COHORTS, cutoff=cutoff) == pytest.approx(full, abs=1e-5)
-    assert run_scalar("fedau", PATTERN, cutoff=cutoff) == pytest.approx(pattern, abs=1e-5)
-
-
-def test_at_full_participation_it_is_fedavg():
-    """Every interval is 1."""
-    reference, _ = digits_run("fedavg", weights="uniform")
-    models, _ = digits_run("fedau")
-    close(models[-1], reference[-1])

@@ -77,20 +77,6 @@ def test_unknown_probabilities_are_refused_in_one_line(tmp_path):
         resolve(config_of(chosen, "strategy.weights=known_probability", "participation=uniform"))
 
 
-@pytest.mark.parametrize("rule", ["fedavgm", "fedau", "fedadam", "fedexp", "fednova", "fedawe", "pmfl"])
-def test_rules_that_have_their_own_weights_take_no_others(rule, expect_error):
-    with expect_error("strategy.weights"):
-        resolve(config_of("strategy=fedavg", f"strategy.server={rule}", "strategy.weights=known_probability"))
-
-
-@pytest.mark.parametrize("weights", ["samples", "uniform"])
-def test_golden_values(weights):
-    full = [2.190000, 2.343900, 2.468559, 2.569533, 2.651322]
-    pattern = [2.190000, 2.913900, 2.645259, 2.645259, 2.997660]
-    assert run_scalar("fedavg", FULL_COHORTS, weights=weights) == pytest.approx(full, abs=1e-5)
-    assert run_scalar("fedavg", PATTERN, weights=weights) == pytest.approx(pattern, abs=1e-5)
-
-
 def test_full_batch_single_step_equals_pooled_gradient_descent():
     """G2: one full-batch step weighted by samples is one step on the pooled mean loss."""
     whole = {"local": {"iterations": 1, "batch_size": 10_000}}

@@ -2,34 +2,10 @@
 
 import numpy as np
 import pytest
-from hand import COHORTS_WITH_ABSENCES, FULL_COHORTS, PATTERN, WORK, as_fedavg
-from helpers import Schedule, close, config_of, digits_run, run_scalar, run_strategy, same, strategy_settings, workspace_of
+from hand import COHORTS_WITH_ABSENCES, WORK
+from helpers import Schedule, config_of, digits_run, run_strategy, same, strategy_settings, workspace_of
 
 from contrafed.strategies.fedawe import FedAWE
-
-
-@pytest.mark.parametrize(
-    ("rate", "full", "pattern"),
-    [
-        (1.0, [2.19, 2.3439, 2.468559, 2.569533, 2.651322], [2.19, 2.9139, 1.9639, 1.9639, 3.515297]),
-        (0.5, [2.095, 2.180975, 2.258782, 2.329198, 2.392924], [2.095, 2.465975, 1.990975, 1.990975, 2.827931]),
-    ],
-)
-def test_the_golden_problem(rate, full, pattern):
-    """In round 3 client 1 continues from 2.19 after 2 rounds, and client 3 from 2 after 3.
-
-    The mean is (2.19 - 0.8322 + 2 + 0.57) / 2.
-    """
-    assert run_scalar("fedawe", FULL_COHORTS, server_lr=rate) == pytest.approx(full, abs=1e-5)
-    assert run_scalar("fedawe", PATTERN, server_lr=rate) == pytest.approx(pattern, abs=1e-5)
-    assert run_scalar("fedawe", PATTERN, stack_size=3, server_lr=rate) == pytest.approx(pattern, abs=1e-5)
-
-
-@pytest.mark.parametrize("weights", ["uniform", "samples"])
-def test_with_everybody_there_it_is_fedavg(weights):
-    ours, fedavg = as_fedavg("fedawe", [range(5)] * 3, weights=weights)
-    for one, other in zip(ours, fedavg, strict=True):
-        close(one, other)
 
 
 class Seen(FedAWE):

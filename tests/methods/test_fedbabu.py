@@ -2,13 +2,8 @@
 
 import pytest
 import torch
-from hand import heads, no_head_travels, whole
+from hand import heads, whole
 from helpers import Scalar, build_received, config_of, same, scalar_workspace, strategy_settings, workspace_of
-
-
-def test_no_head_ever_travels():
-    assert no_head_travels("fedbabu")
-    assert not no_head_travels("fedbabu", head="projector_classifier")
 
 
 @pytest.mark.parametrize("head", ["classifier", "projector_classifier"])

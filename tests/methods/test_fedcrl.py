@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from hand import client_of, heads, losses_of, no_head_travels, rule_of, whole
+from hand import client_of, heads, losses_of, rule_of, whole
 from helpers import close, config_of, same, workspace_of
 
 from contrafed.runs.run import run
@@ -223,11 +223,6 @@ def test_without_separation_contrast_and_blend_it_is_fedavg():
 
 
 # ------------------------------------------------------------------------------------- personal parts and evaluated models
-
-
-def test_no_head_ever_travels():
-    """I10."""
-    assert no_head_travels("fedcrl")
 
 
 def test_bytes_match_the_papers_formula():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hand import FULL_COHORTS, PATTERN, client_of, losses_of, whole
+from hand import FULL_COHORTS, client_of, losses_of, whole
 from helpers import close, run_scalar
 
 PLAIN_TRAINING = {"lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": None}
@@ -14,22 +14,6 @@ def test_the_loss_by_hand():
     losses, w = losses_of(client, [3.0, 1.0], **{"gradient/classifier.w": [0.5, 0.5], "global/classifier.w": [1.0, 0.0]})
     assert losses["loss"].item() == pytest.approx(2 - 2 + 0.05 * 5, rel=1e-12)
     assert torch.autograd.grad(losses["loss"], w)[0].tolist() == pytest.approx([2 - 0.5 + 0.2, -0.5 + 0.1], rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("alpha", "full", "pattern"),
-    [
-        (0.1, [2.378, 2.794972, 3.164005, 3.42532, 3.551922], [2.315, 3.350569, 3.126985, 3.126985, 3.660479]),
-        (1.0, [2.36, 2.7056, 2.979776, 3.158889, 3.244921], [2.3, 3.1352, 2.99744, 2.99744, 3.387574]),
-    ],
-)
-def test_the_golden_problem(alpha, full, pattern):
-    """f = (w - a)^2 / 2, two steps of 0.1: w -= 0.1 ((w - a) - g + alpha (w - W)). Then g and h follow the algorithm."""
-    assert run_scalar("feddyn", FULL_COHORTS, proximal_weight=alpha, local=PLAIN_TRAINING) == pytest.approx(full, abs=1e-5)
-    assert run_scalar("feddyn", PATTERN, proximal_weight=alpha, local=PLAIN_TRAINING) == pytest.approx(pattern, abs=1e-5)
-    assert run_scalar("feddyn", PATTERN, stack_size=3, proximal_weight=alpha, local=PLAIN_TRAINING) == pytest.approx(
-        pattern, abs=1e-5
-    )
 
 
 def test_equal_clients_go_to_the_common_minimum_and_stay():

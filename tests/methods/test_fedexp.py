@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hand import FULL_COHORTS, PATTERN, as_fedavg, path, rule_of
-from helpers import close, config_of, run_scalar
+from hand import path, rule_of
+from helpers import close, config_of
 from tiny import run_tiny
 
 from contrafed.runs import checkpoint
@@ -42,25 +42,6 @@ def test_by_samples_every_mean_is_weighted():
     rate, moved = rate_of([3.0], [-1.0], sizes=(1, 2), weights="samples")
     assert rate == pytest.approx(16.5, rel=1e-12)
     assert moved == pytest.approx([5.5], rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("epsilon", "full", "pattern"),
-    [
-        (0.001, [2.647075, 3.99574, 3.346836, 1.984231, 2.624685], [2.924394, 3.508759, 3.127095, 3.127095, 3.409068]),
-        (0.1, [2.19, 2.3439, 2.469131, 2.572938, 2.657892], [2.251984, 2.964107, 2.685927, 2.685927, 3.030601]),
-    ],
-)
-def test_the_golden_problem(epsilon, full, pattern):
-    """Delta_k = 0.19 (a_k - W), a = (0, 6, 3)."""
-    assert run_scalar("fedexp", FULL_COHORTS, epsilon=epsilon, local=PLAIN_TRAINING) == pytest.approx(full, abs=1e-5)
-    assert run_scalar("fedexp", PATTERN, epsilon=epsilon, local=PLAIN_TRAINING) == pytest.approx(pattern, abs=1e-5)
-
-
-def test_a_large_epsilon_is_fedavg():
-    for weights in ("uniform", "samples"):
-        ours, fedavg = as_fedavg("fedexp", epsilon=1e9, weights=weights)
-        close(ours[-1], fedavg[-1])
 
 
 def test_the_mean_of_the_last_two_models_is_evaluated():

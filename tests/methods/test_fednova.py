@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from hand import WORK, as_fedavg, rule_of
-from helpers import close, config_of, digits_run, make_local_training
+from hand import as_fedavg, rule_of
+from helpers import make_local_training
 
-from contrafed.config.run_config import resolve
 from contrafed.server.base import Replies, Reply
 from contrafed.strategies.fednova import path_length
 
@@ -84,22 +83,6 @@ def test_a_method_names_the_settings_that_it_trains_by(name, local, expected):
     assert rule.round.metrics["effective_steps"] == pytest.approx((expected[0] + 3 * expected[1]) / 4, rel=1e-12)
 
 
-def test_with_equal_steps_it_is_fedavg():
-    for weights in ("uniform", "samples"):
-        local = WORK | {"epochs": None, "iterations": 3}
-        runs = [digits_run(name, 3, clients=5, local=local, weights=weights)[0] for name in ("fednova", "fedavg")]
-        close(runs[0][-1], runs[1][-1])
-
-
 def test_with_unequal_steps_it_is_not():
     ours, fedavg = as_fedavg("fednova")
     assert max((ours[-1][n] - fedavg[-1][n]).abs().max() for n in ours[-1]) > 1e-4
-
-
-@pytest.mark.parametrize("changes", [("optimizer=adam",), ("momentum=0.9", "keep_optimizer=true")])
-def test_a_solver_whose_path_is_not_known_is_refused_in_one_line(changes, expect_error):
-    local = [f"strategy.local.{change}" for change in changes]
-    for chosen in (["strategy=fednova"], ["strategy=moon", "strategy.server=fednova"]):
-        with expect_error("strategy.server"):
-            resolve(config_of(*chosen, *local))
-    resolve(config_of("strategy=fednova", "strategy.local.momentum=0.9"))

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers import Schedule, close, config_of, digits_run, run_strategy, same, strategy_settings, workspace_of
+from helpers import Schedule, close, config_of, digits_run, run_strategy, same, slow, strategy_settings, workspace_of
 
 from contrafed.clients.fedrcl import Config, _all, _hard
 from contrafed.core.client_run import choose
@@ -302,8 +302,10 @@ def test_equal_sizes_make_uniform_and_samples_the_same():
     close(*results)
 
 
-@pytest.mark.parametrize("pairs", ["hard", "all"])
-@pytest.mark.parametrize(("augment", "views"), [([], 1), (["rotation", "crop", "flip"], 1), (["jitter", "crop", "flip"], 2)])
+@pytest.mark.parametrize("pairs", ["hard", slow("all")])
+@pytest.mark.parametrize(
+    ("augment", "views"), [slow([], 1), slow(["rotation", "crop", "flip"], 1), (["jitter", "crop", "flip"], 2)]
+)
 def test_stacked_equals_one_by_one_on_convolutions(pairs, augment, views):
     runs = []
     for stack_size in (1, 3):

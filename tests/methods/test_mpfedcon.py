@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hand import client_of, heads, losses_of, no_head_travels, rule_of, whole
+from hand import client_of, heads, losses_of, rule_of, whole
 from helpers import close, config_of, workspace_of
 
 from contrafed.server.base import Replies, Reply
@@ -75,10 +75,7 @@ def test_of_the_frozen_model_the_head_may_be_the_new_one():
 
 def test_the_bank_pools_every_clients_latest_centres():
     """Clients 0 (3 examples) and 1 (1 example) hold class 0. In the next round only client 1 uploads, also of class 1."""
-    rounds = [
-        [(0, [3.0, 0.0], [[1.0], [0.0]]), (1, [1.0, 0.0], [[5.0], [0.0]])],
-        [(1, [1.0, 1.0], [[9.0], [7.0]])],
-    ]
+    rounds = [[(0, [3.0, 0.0], [[1.0], [0.0]]), (1, [1.0, 0.0], [[5.0], [0.0]])], [(1, [1.0, 1.0], [[9.0], [7.0]])]]
     for memory, expected in (("round", [[9.0], [7.0]]), ("bank", [[3.0], [7.0]])):
         rule = rule_of("mpfedcon", (3, 2), {"proto/mean": (2, 1), "proto/valid": (2,)}, centre_memory=memory)
         for replies in rounds:
@@ -138,11 +135,6 @@ def test_a_loss_is_averaged_over_the_examples_that_had_it():
     sizes = [min(10, config_size - i) for i in range(0, config_size, 10)]
     assert len(seen) == len(sizes)
     assert update.metrics["contrast"] == pytest.approx(np.average(seen, weights=sizes), rel=1e-9)
-
-
-def test_neither_head_nor_projector_ever_travels():
-    """M6."""
-    assert not no_head_travels("mpfedcon")
 
 
 def test_the_label_rule_of_gradient_leakage_finds_no_input():

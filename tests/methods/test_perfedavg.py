@@ -5,16 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers import close, config_of, digits_run, strategy_settings, workspace_of
-from left import (
-    ABSENCES,
-    FULL_COHORTS,
-    PATTERN,
-    SHORT_TRAINING,
-    build_broadcast,
-    digits_left,
-    scalar_client,
-    scalar_left,
-)
+from left import ABSENCES, FULL_COHORTS, PATTERN, SHORT_TRAINING, build_broadcast, digits_left, scalar_client, scalar_left
 from torch.utils._pytree import tree_map
 
 from contrafed.clients.perfedavg import dealt

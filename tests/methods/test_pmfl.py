@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import torch
-from hand import FULL_COHORTS, PATTERN, client_of
+from hand import FULL_COHORTS, client_of
 from helpers import (
     Schedule,
     Vector,
@@ -246,46 +246,6 @@ def test_asks_each_frozen_model_once_for_all_steps_that_need_it():
 
 
 # -------------------------------------------------------------------------------------------------- golden runs, reductions
-
-
-@pytest.mark.parametrize(
-    ("changes", "full", "pattern"),
-    [
-        (
-            {"history_size": 0},
-            [2.190000, 2.343900, 2.468559, 2.569533, 2.651322],
-            [2.126667, 2.371978, 2.265964, 2.265964, 2.776335],
-        ),
-        (
-            {"history_size": 3},
-            [2.190000, 2.214938, 2.296825, 2.401933, 2.515566],
-            [2.126667, 2.232486, 2.140504, 2.145388, 2.687577],
-        ),
-        (
-            {"history_size": 0, "cutoff": 2},
-            [2.190000, 2.343900, 2.468559, 2.569533, 2.651322],
-            [2.126667, 2.371978, 2.206302, 2.206302, 2.590416],
-        ),
-    ],
-)
-def test_golden_values(changes, full, pattern):
-    assert run_scalar("pmfl", FULL_COHORTS, **PLAIN_SETTINGS, **changes) == pytest.approx(full, abs=1e-5)
-    assert run_scalar("pmfl", PATTERN, **PLAIN_SETTINGS, **changes) == pytest.approx(pattern, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"contrast_weight": 0.0, "adaptive_weights": False},
-        {"contrast_weight": 0.0},  # x = 1 at full participation
-        {"buffer_size": 0},  # P2: no buffer, no contrast
-        {"threshold": "constant", "threshold_value": -1.0},  # P4
-    ],
-)
-def test_neutral_settings_equal_fedavg(changes):
-    reference, _ = digits_run("fedavg", weights="uniform")
-    models, _ = digits_run("pmfl", history_size=0, **changes)
-    close(models[-1], reference[-1])
 
 
 def test_without_its_parts_and_with_lagged_weights_it_is_fedau():
