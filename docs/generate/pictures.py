@@ -32,6 +32,8 @@ SPREAD = ("participation.mean_probability=0.3",)
 PARTICIPATION = {
     "full": ("full",), "uniform": ("uniform", "participation.select=0.3"), "bernoulli": ("bernoulli", *SPREAD),
     "markovian": ("markovian", *SPREAD), "cyclic": ("cyclic", *SPREAD), "arrival": ("arrival",), "trace": ("trace",),
+    "sine": ("sine", *SPREAD, "participation.period=24", "participation.amplitude=0.5", "participation.zones=4"),
+    "separated": ("separated", *SPREAD), "round_robin": ("round_robin", "participation.active=8", "participation.step=5"),
     "loss": ("bernoulli", *SPREAD, "participation.loss_rate=0.3"),
 }  # fmt: skip
 CLIENTS, ROUNDS = 40, 300
