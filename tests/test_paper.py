@@ -11,7 +11,7 @@ from contrafed import report_command
 from contrafed.config.compose import compose_job
 from contrafed.config.fairness import describe_differing_training, find_differing_training, warn_of_differing_training
 from contrafed.core.display_names import name_key, name_method, name_setting
-from contrafed.report import paper
+from contrafed.report import paper, significance
 from contrafed.report.groups import group_runs
 from contrafed.report.paper_figures import draw_paper_figure
 from contrafed.report.runs import find
@@ -81,7 +81,11 @@ def test_two_swept_numbers_are_a_heat_map_and_one_is_a_line(tmp_path):
         for w in (1, 5, 9)
     ]
     validated = [change | {"more": [(30, "global", "validation", "accuracy", 0.95)]} for change in both]
-    (drawn,) = choose(of_runs(tmp_path / "validated", *validated)).values()
+    runs = of_runs(tmp_path / "validated", *validated)
+    (drawn,) = choose(runs).values()
+    scores = significance.collect_scores(runs, None, paper.validation_of(runs))
+    assert scores.said == "validation accuracy"
+    assert {*scores.table.to_numpy().flat} == {95}
     assert set(drawn.panels["MOON"].values()) == {95}
     assert drawn.caption.startswith("Validation accuracy")
     figures = choose(of_runs(tmp_path / "two", *both, method("fedavg")))

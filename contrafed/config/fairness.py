@@ -26,7 +26,7 @@ def find_differing_training(compared: Iterable[tuple[str, Mapping[str, Any]]]) -
     """
     values: dict[str, dict[str, dict[str, None]]] = {}
     for method, config in compared:
-        for key, value in plain_numbers(flatten_keys(config["strategy"]["local"], TRAINING)).items():
+        for key, value in plain_numbers(flatten_keys(config["strategy"].get("local") or {}, TRAINING)).items():
             if key not in OF_METHODS:
                 values.setdefault(key, {}).setdefault(method, {})[_format(value)] = None
     return {

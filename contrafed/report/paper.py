@@ -58,7 +58,9 @@ def write_paper(runs: Sequence[FinishedRun], folder: Path, width: float, baselin
             figure = draw_paper_figure(drawn.kind, drawn.panels, drawn.xlabel, drawn.ylabel, width)
             files += save(figure, folder / f"{PREFIX}-{name}", DPI)
             captions[f"{PREFIX}-{name}"] = drawn.caption
-        if (scores := significance.collect_scores(runs, baseline)) is not None:
+        swept = draw_sweeps(found, runs, about)
+        scores = significance.collect_scores(runs, baseline, validation_of(runs) if swept else None)
+        if scores is not None:
             table = folder / f"{PREFIX}-methods.tex"
             table.write_text(write_paper_table(name_scores(scores, found), runs, about), encoding="utf-8")
             files.append(table)

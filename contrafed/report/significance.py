@@ -4,7 +4,7 @@ All methods of a seed have the same federation, so they are compared by the diff
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import pandas as pd
 from contrafed.core.errors import unknown
 from contrafed.report.groups import Group, group_runs, short
 from contrafed.report.latex import escape_tex, float_tex
-from contrafed.report.runs import FinishedRun, accuracy_of
+from contrafed.report.runs import FinishedRun, Points, accuracy_of
 from contrafed.report.statistics import (
     PairedDifference,
     Ranking,
@@ -71,7 +71,11 @@ class Scores:
         return [float(value) for value in self.table.loc[[setting], method]]
 
 
-def collect_scores(runs: Sequence[FinishedRun], baseline: str | None = None) -> Scores | None:
+def collect_scores(
+    runs: Sequence[FinishedRun],
+    baseline: str | None = None,
+    score: tuple[str, Callable[[FinishedRun], Points]] | None = None,
+) -> Scores | None:
     """Return the scores of finished runs, or None for fewer than two methods.
 
     Keys of a method alone, such as a weight of its loss, belong to the method's name, all others to the setting.
@@ -79,12 +83,13 @@ def collect_scores(runs: Sequence[FinishedRun], baseline: str | None = None) -> 
     Args:
         runs: Runs that tables take (``usable``).
         baseline: The method to compare with. None: FedAvg if it is among the runs.
+        score: What is compared, as ``accuracy_of`` returns it. None: the accuracy on test data.
 
     Raises:
         UserError: If no run is of the baseline.
     """
     found = [group for group in group_runs(runs) if group.until is None]
-    said, points = accuracy_of(runs)
+    said, points = score or accuracy_of(runs)
     methods = {group.method for group in found}
     if baseline is not None and baseline not in methods:
         raise unknown("baseline", baseline, sorted(methods))

@@ -16,6 +16,7 @@ NEEDS = {
     "hours": "a paper's table in full",
     "network": "downloads data or packages",
     "devices": "needs a server and devices; tests/test_deployment.py starts the same on one machine",
+    "machines": "needs several machines or SLURM; tests/test_many_machines.py runs the same on one machine",
     "reading": "a piece to read, no program by itself",
 }
 # The need of a page's blocks without a comment.
