@@ -288,7 +288,10 @@ def test_the_fab_holds_what_a_client_needs_and_nothing_else(bundle):
 
 
 def test_the_fab_is_imported_and_trains(bundle, tmp_path):
-    """As in Flower: unpacked, with its folder first on the path and the apps by their names in pyproject.toml."""
+    """As in Flower: unpacked, with its folder first on the path and the apps by their names in pyproject.toml.
+
+    A local run imports no Ray.
+    """
     bundle.extractall(tmp_path / "app")
     code = """
 import sys
@@ -306,6 +309,7 @@ try:
 finally:
     ours = [m for name, m in sys.modules.items() if name.partition(".")[0] == "contrafed"]
     assert "contrafed.clients.pmfl" in sys.modules
+    assert "ray" not in sys.modules
     assert all(Path(m.__file__).is_relative_to(app) for m in ours if m.__file__)
 """
     asked = [sys.executable, "-c", code, str(tmp_path / "app"), "strategy=pmfl", *SMALL_RUN, "num_rounds=1", "output_dir=here"]

@@ -63,19 +63,6 @@ def test_stack_size_changes_numbers_only_by_rounding(tmp_path, local_runs):
         torch.testing.assert_close(model[name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_a_local_run_imports_no_ray():
-    code = (
-        "import sys\nfrom contrafed import run, compose\n"
-        "run(compose('engine=local', 'num_clients=4', 'num_rounds=1', 'model=mlp', f'output_dir={sys.argv[1]}'))\n"
-        "assert 'ray' not in sys.modules, 'ray was imported'\n"
-    )
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([sys.executable, "-c", code, folder + "/run"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def test_evaluation_in_parallel_shards_equals_one_pass():
     """Shards run in threads. Each must use the evaluated model, and the sums must not depend on the cores."""
     from contrafed.runs.evaluation import score
