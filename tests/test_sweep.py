@@ -4,7 +4,7 @@ import csv
 import time
 
 import pytest
-from helpers import check_overrides, checked_jobs, slow
+from helpers import check_overrides, checked_jobs, config_of, slow
 from omegaconf import OmegaConf
 
 from contrafed.config.compose import compose_job, expand_jobs, read_grid, take_shard
@@ -136,6 +136,14 @@ def test_overrides_that_are_set_are_those_that_hydra_would_set():
     asked.append("output_dir=x")  # else it is the time
     assert compose_job([*asked, "++seed=0"]) == compose_job(asked)
     assert (plain.strategy.local.lr, plain.init_from) == (0.001, "a, b")
+
+
+def test_the_tests_put_together_what_hydra_composes():
+    asked = (
+        "strategy=moon", "strategy.server=fednova", "strategy.local.lr=0.5", "model=mlp", "model.hidden=[4]", "partition=iid",
+        "engine=local", "engine.stack_size=3", "privacy=central", "num_clients=3", "output_dir=x",
+    )  # fmt: skip
+    assert config_of(*asked) == OmegaConf.to_container(compose_job(list(asked)), resolve=True)
 
 
 def test_values_may_be_ranges_choices_and_globs():
