@@ -205,6 +205,7 @@ def test_what_is_no_axis_of_the_grid_changes_its_setting():
     assert run.composed["changed"] == ["strategy.local.lr=0.5"]
 
 
+@pytest.mark.slow
 def test_every_axis_of_a_grid_is_a_list_or_cases():
     found = {name: read_grid(name) for name in EXPERIMENTS}
     assert sum(bool(axes) for axes in found.values()) > 40
