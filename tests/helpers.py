@@ -27,6 +27,8 @@ from contrafed.training.local_training import LocalTraining
 from contrafed.training.workspace import Workspace, install, uninstall
 
 METHODS = ("fedavg", "fedprox", "moon", "fedau", "pmfl", "fedrcl")
+# Methods of every kind: with client state, personal parts, tables, uploaded updates, control variates and choices of clients.
+SEVERAL = ("fedavg", "pmfl", "fedcrl", "fedproto", "scaffold", "fedala", "mpfedcon", "fedppo")
 PERSONAL_METHODS = ("local", "fedper", "lgfedavg", "fedrep", "fedproto", "mpfedcon", "fedcrl", "fedcosr")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-from helpers import build_received, sized_workspace
+from helpers import SEVERAL, build_received, sized_workspace, slow
 from safetensors.torch import save_file
 
 from contrafed.core import codec, registry
@@ -44,7 +44,7 @@ def test_a_run_begun_from_a_half_precision_file_has_the_models_own(tmp_path):
     assert (found.dtype, found.tolist()) == (torch.float32, [0.5, 1.0, 2.0])
 
 
-@pytest.mark.parametrize("name", registry.choices("strategy"))
+@pytest.mark.parametrize("name", [name if name in SEVERAL else slow(name) for name in registry.choices("strategy")])
 def test_a_stack_is_scored_as_its_clients_alone(name):
     workspace, received, client_states = train_workspace(name)
     kept = [{n: v.clone() for n, v in memory.items()} for memory in client_states]
@@ -68,11 +68,11 @@ def test_a_stack_is_scored_as_its_clients_alone(name):
 @pytest.mark.parametrize(
     ("name", "looked_at"),
     [
-        ("fedavg", ()),
-        ("moon", ()),
+        slow("fedavg", ()),
+        slow("moon", ()),
         ("pmfl", ()),
-        ("fedper", ("personal/",)),
-        ("fedrep", ("personal/",)),
+        slow("fedper", ("personal/",)),
+        slow("fedrep", ("personal/",)),
         ("fedcrl", ("own/", "personal/")),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from accelerator import NAME, accelerator, crossings
-from helpers import close, same, slow, workspace_of
+from helpers import SEVERAL, close, same, slow, workspace_of
 from recording import ROUNDS, STACK_SIZE, numbers, sent_tensors, settings_of, shapes, watch, write_problem
 
 from contrafed.config.run_config import resolve, server_of
@@ -24,8 +24,6 @@ from contrafed.training.loop import part_of
 from contrafed.training.workspace import EVALUATION_BATCH
 
 METHODS = list(registry.choices("strategy"))
-# Methods of every kind: with client state, personal parts, tables, uploaded updates, control variates and choices of clients.
-SEVERAL = ("fedavg", "pmfl", "fedcrl", "fedproto", "scaffold", "fedala", "mpfedcon", "fedppo")
 
 
 def slow_but_for(names):
