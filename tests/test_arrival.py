@@ -78,10 +78,8 @@ def lost_of(rate, rounds, clients=6, seed=0):
 
 
 def test_lost_replies_are_a_function_of_seed_round_and_client_at_the_rate_asked_for():
-    """20,000 draws at 0.3 are within four standard deviations.
-
-    No two rounds, clients or seeds are equal, nor equal to a selection's draw.
-    """
+    """20,000 draws at 0.3 are within four standard deviations."""
+    # No two rounds, clients or seeds are equal, nor equal to a selection's draw.
     lost = lost_of(0.3, 1000, 20)
     assert len(lost) / 20_000 == pytest.approx(0.3, abs=4 * (0.21 / 20_000) ** 0.5)
     by_round = np.array([[(k, r) in lost for k in range(20)] for r in range(1, 1001)])

@@ -238,10 +238,8 @@ def test_engines_attack_alike(tmp_path, engine, name):
 
 
 def test_wrong_labels_by_hand():
-    """Clients 0 and 1 share example 1, and only client 1 attacks.
-
-    Its copies of 1 and 2 are of classes 3 - 1 - 0 and 3 - 1 - 2.
-    """
+    """Clients 0 and 1 share example 1, and only client 1 attacks."""
+    # Its copies of 1 and 2 are of classes 3 - 1 - 0 and 3 - 1 - 2.
     x, y = torch.arange(5, dtype=torch.uint8).view(5, 1, 1, 1), torch.tensor([0, 0, 2, 1, 2])
     test = torch.tensor([False, False, False, False, True])
     data = ImageData(x, y, test, (0.5,), (0.5,), 3, np.array([0, 0, 1, 1, 1]))

@@ -288,10 +288,8 @@ def test_the_fab_holds_what_a_client_needs_and_nothing_else(bundle):
 
 
 def test_the_fab_is_imported_and_trains(bundle, tmp_path):
-    """As in Flower: unpacked, with its folder first on the path and the apps by their names in pyproject.toml.
-
-    A local run imports no Ray.
-    """
+    """As in Flower: unpacked, with its folder first on the path and the apps by their names in pyproject.toml."""
+    # A local run imports no Ray.
     bundle.extractall(tmp_path / "app")
     code = """
 import sys

@@ -75,10 +75,8 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["pmfl", slow("fedcrl")])
 def test_a_stopped_run_of_devices_ends_with_the_bytes_of_local(tmp_path, whole, name):
-    """Clients 0 and 1 had trained in round 4 and return to round 2.
-
-    The result is that of a first attempt stopped at round 2.
-    """
+    """Clients 0 and 1 had trained in round 4 and return to round 2."""
+    # The result is that of a first attempt stopped at round 2.
     run_until_stopped(tmp_path, f"strategy={name}")
     assert checkpoint.find(tmp_path / "run").server_round == 2
     *found, summary = run_devices(

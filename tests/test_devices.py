@@ -175,10 +175,8 @@ def answers_but(k, when, what):
 
 @functools.cache
 def expected_without(*rounds):
-    """Return the same run with client 1 absent in ``rounds``.
-
-    FedAvg has no client state, so an absent client equals a rejected one.
-    """
+    """Return the same run with client 1 absent in ``rounds``."""
+    # FedAvg has no client state, so an absent client equals a rejected one.
     with tempfile.TemporaryDirectory() as folder:
         return _without(Path(folder), rounds)
 

@@ -26,10 +26,8 @@ LOCAL = {"iterations": None, "epochs": 1, "batch_size": 8, "keep_optimizer": Tru
 
 
 def train_workspace(name):
-    """Return a workspace, the clients' received tensors, and their states after a round.
-
-    Evaluation takes 8 examples at a time.
-    """
+    """Return a workspace, the clients' received tensors, and their states after a round."""
+    # Evaluation takes 8 examples at a time.
     workspace = sized_workspace(name, SIZES, tests=TESTS, local=LOCAL)
     workspace.evaluation_batch = 8
     received = [build_received(workspace)] * len(SIZES)

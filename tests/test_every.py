@@ -256,10 +256,8 @@ def test_a_run_goes_on_from_its_middle_bit_for_bit(config, tmp_path):
 
 @cache
 def shape_of(method, problem):
-    """Return the structure of a method's messages.
-
-    It has the groups of tensors, the parts of a model in them, and whether clients receive different ones.
-    """
+    """Return the structure of a method's messages."""
+    # It has the groups of tensors, the parts of a model in them, and whether clients receive different ones.
     settings = settings_of(method, problem)
     workspace = workspace_of(settings)
     declared = workspace.client_class.message_spec(workspace.model, workspace.config)

@@ -190,10 +190,8 @@ def test_rules_over_changes_are_fedavg_where_all_take_part_and_clients_are_unequ
     ],
 )
 def test_weights_by_absence_and_by_samples_multiply(rule, before, weights, expected):
-    """n = (1, 3), intervals (4, 1), D = (1, -2). Uniform weights give 10 + (4 - 2)/2.
-
-    Weights by samples have shares 1/2 and 3/2 and give 10 + (2 - 3)/2.
-    """
+    """n = (1, 3), intervals (4, 1), D = (1, -2). Uniform weights give 10 + (4 - 2)/2."""
+    # Weights by samples have shares 1/2 and 3/2 and give 10 + (2 - 3)/2.
     sizes = [1, 3]
     own = {"history_size": 0} if rule == "pmfl" else {}
     server = stub(strategy_settings("moon", server=rule, weights=weights, **own), sizes)

@@ -43,10 +43,8 @@ def test_exactly_one_of_epochs_and_iterations(expect_error):
 
 @pytest.mark.parametrize("stack_size", [1, 3])
 def test_gradients_are_whole_in_their_parameters_layout_and_gone_after_the_step(monkeypatch, stack_size):
-    """Autograd may return one tensor for two parameters, or one that is expanded or in another layout.
-
-    Clipping writes in place.
-    """
+    """Autograd may return one tensor for two parameters, or one that is expanded or in another layout."""
+    # Clipping writes in place.
     config = config_of(
         "strategy=fedavg", "num_clients=30", "model=cnn_pmfl", "model.hidden=[8]", "strategy.local.clip_norm=0.01"
     )
@@ -102,10 +100,8 @@ def test_learning_rate_decays_per_local_epoch():
 
 
 def test_proximal_weight_by_hand():
-    """w goes from 2 to 1.8. The gradient is then 1.8 + 0.5 * (1.8 - 2) = 1.7, so w is 1.63.
-
-    mu/2 |w - W|^2 equals FedProx's own key to the last bit.
-    """
+    """w goes from 2 to 1.8. The gradient is then 1.8 + 0.5 * (1.8 - 2) = 1.7, so w is 1.63."""
+    # mu/2 |w - W|^2 equals FedProx's own key to the last bit.
     values = run_scalar("fedavg", [[0]], targets=(0,), local={"proximal_weight": 0.5})
     assert values == pytest.approx([1.63], rel=1e-12)
     for rounds in ([[0]], [[0, 1], [2], [0, 1, 2]]):

@@ -102,10 +102,8 @@ def test_literal_with_one_previous_model_is_moons_loss():
 
 @pytest.mark.parametrize("start", ["received", "previous"])
 def test_buffer_holds_the_last_iterates_across_rounds(start):
-    """N = 3, two steps a round: after two rounds the buffer holds iterates 1, 2 and 3 of the four start models.
-
-    With ``buffer_start=previous`` the second round's first step adds the final model of the first round.
-    """
+    """N = 3, two steps a round: after two rounds the buffer holds iterates 1, 2 and 3 of the four start models."""
+    # With ``buffer_start=previous`` the second round's first step adds the final model of the first round.
     local = {"iterations": 2, "batch_size": 1, "lr": 0.1}
     threshold = {"received": "previous", "previous": "literal"}[start]  # each needs the previous model in the client state
     strategy = strategy_settings("pmfl", buffer_size=3, buffer_start=start, threshold=threshold, local=local)
