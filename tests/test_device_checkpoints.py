@@ -254,9 +254,6 @@ def test_checkpoints_of_devices_and_of_simulations_are_told_apart(tmp_path):
         run_devices(tmp_path / "b", again, *LONG_RUN, "strategy=pmfl", f"resume={tmp_path}/local")
 
 
-# ----------------------------------------------------------------------------------------------------- one client's files alone
-
-
 def moment(sitting, server_round, checkpoint=None, known=0, **past):
     return Moment(sitting, server_round, {name.lstrip("s"): t for name, t in past.items()}, checkpoint, known)
 

@@ -160,9 +160,6 @@ def test_personal_models_stay_below_the_clients_own_folder(tmp_path, monkeypatch
     assert places == {"save": f"{tmp_path}/state0/personal/{RUN}"}
 
 
-# -------------------------------------------------------------------------------------------------- who answers, who does not
-
-
 def answers_but(k, when, what):
     """A client whose replies to round ``when``'s training are ``what(reply)``."""
 

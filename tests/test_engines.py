@@ -96,9 +96,6 @@ def test_training_accuracy_is_that_of_the_model_that_is_tested(tmp_path):
     assert float(rows[0]["value"]) == pytest.approx((logits.argmax(1) == workspace.y[index]).double().mean().item())
 
 
-# -------------------------------------------------------------------------------------------------------------- Ctrl-C
-
-
 def test_flower_ends_before_ctrl_c_is_raised(monkeypatch):
     """It is not raised during Flower's threads, which would end the process. A second one is, or after a timeout."""
 

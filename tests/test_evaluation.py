@@ -95,9 +95,6 @@ def test_memory_that_is_not_asked_for_is_not_brought_together(name, looked_at):
         stack.state[others[0]]
 
 
-# ------------------------------------------------------------------------------------------------------- deadlines, faults
-
-
 def counting(monkeypatch):
     """Return a clock that counts how often stacks read it."""
     clock = itertools.count()

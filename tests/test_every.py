@@ -71,9 +71,6 @@ def identical(a, b):
     assert same(a, b)
 
 
-# --------------------------------------------------------------------------------------------------------------- the client
-
-
 def test_a_stack_equals_its_clients_alone(config, alone):
     """Clients of all sizes: they take different numbers of steps, and last batches are short."""
     stacked = watch(config, stack_size=STACK_SIZE)
@@ -143,9 +140,6 @@ def test_evaluation_changes_nothing_and_the_same_seed_gives_the_same_bits(config
     assert [done.metrics for done in again.rounds] == [done.metrics for done in alone.rounds]
 
 
-# ---------------------------------------------------------------------------------------------------------- an accelerator
-
-
 @SLOW_FOR_MOST
 def test_an_accelerator_gives_the_same_bits(method, problem, monkeypatch):
     """On the simulated one, which refuses a tensor that was not moved."""
@@ -169,9 +163,6 @@ def test_no_step_waits_for_the_accelerator(method, problem):
             watch(settings_of(method, problem, epochs=epochs), [(1, 3)] * 2, stack_size=2, evaluate=False, device=NAME)
         counts.append(len(crossings))
     assert counts[0] == counts[1] > 0
-
-
-# ------------------------------------------------------------------------------------------------------------------ faults
 
 
 @SLOW_FOR_OTHERS
@@ -223,9 +214,6 @@ def test_a_wrong_value_of_a_methods_own_key_is_one_line(config):
                 resolve(config | {"strategy": mistaken})
             with pytest.raises(UserError, match=rf"^[^\n]*'{key}z'[^\n]*{key}[^\n]*$"):
                 resolve(config | {"strategy": config["strategy"] | {f"{key}z": 1}})
-
-
-# --------------------------------------------------------------------------------------------------------- whole experiments
 
 
 FILES = ("model.safetensors", "metrics.csv", "clients.csv", "participants.csv")

@@ -96,9 +96,6 @@ def accuracies(folder):
     return {int(row["round"]): float(row["value"]) for row in rows}
 
 
-# ------------------------------------------------------------------------------------------------------------- the packages
-
-
 def test_the_list_of_packages_is_what_is_on_the_disk():
     """setuptools needs a list if folders have other names than packages."""
     found = {"hydra_plugins"}
@@ -145,9 +142,6 @@ def test_the_wheel_says_what_it_is(from_wheel):
     assert distribution.metadata["License-Expression"] == "Apache-2.0"
 
 
-# ------------------------------------------------------------------------------------------------------- names for importing
-
-
 @pytest.mark.parametrize("name", [*FOLDERS, "clients.moon", "strategies.aggregation.mean", "partitions.datasets"])
 def test_a_short_name_is_answered_with_the_right_one(monkeypatch, name):
     monkeypatch.syspath_prepend(ROOT)
@@ -184,8 +178,6 @@ assert "torch" in sys.modules
     done = call_program(sys.executable, "-c", code, folder=tmp_path, path=str(ROOT))
     assert done.returncode == 0, done.stderr
 
-
-# ---------------------------------------------------------------------------------------------------------------- in use
 
 SCRIPT = """
 import sys

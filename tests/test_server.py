@@ -81,9 +81,6 @@ def test_deltas_are_bit_for_bit_what_clients_would_have_sent(dtype):
     assert {value.dtype for value in made[0].values()} == {dtype}
 
 
-# ----------------------------------------------------------------------------------------------- a broadcast per client
-
-
 def stub(settings, sizes):
     """Return a strategy for a model of one number w, without clients."""
     rule = server_of(settings)
@@ -157,9 +154,6 @@ def test_what_a_client_alone_receives_reaches_it_in_evaluation_too():
     assert asked[0].content["arrays"] is not asked[1].content["arrays"]
 
 
-# -------------------------------------------------------------------------------------------------------------- composition
-
-
 @cache
 def moon_on_digits(weights):
     return digits_run("moon", 2, clients=5, weights=weights)[0][-1]
@@ -211,9 +205,6 @@ def test_rules_over_changes_move_what_travels_and_nothing_else(name):
             assert torch.equal(value, models[0][n]) == (n not in rule.shared_names), n
         if changes or server == "fedau":
             close(models[-1], reference[-1], 1e-12)
-
-
-# ------------------------------------------------------------------------------------------------------ who is asked, rates
 
 
 def test_a_rule_chooses_once_a_round_and_knows_the_run():
@@ -272,9 +263,6 @@ def test_a_rules_own_metrics_are_logged_beside_the_clients():
 def test_whether_there_are_personal_models_and_a_global_one(name, changes, personal, whole):
     _, rule = digits_run(name, 1, clients=2, **changes)
     assert (rule.personal, rule.has_global_model) == (personal, whole)
-
-
-# ------------------------------------------------------------------------------------------------------------------- scores
 
 
 def score_replies(rows, last=1):

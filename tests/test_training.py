@@ -13,8 +13,6 @@ from contrafed.training import client_stack as stack_module
 from contrafed.training.base import DeadlineError, LocalError
 from contrafed.training.optimizers import Optimizer
 
-# ----------------------------------------------------------------------------------------------------------------- batches
-
 
 def test_batches_of_epochs_and_iterations():
     examples = np.arange(100, 110)
@@ -36,9 +34,6 @@ def test_exactly_one_of_epochs_and_iterations(expect_error):
     for epochs, iterations in ((1, 5), (None, None)):
         with expect_error("strategy.local.epochs"):
             make_local_training(epochs=epochs, iterations=iterations)
-
-
-# --------------------------------------------------------------------------------------------------- gradients and clipping
 
 
 @pytest.mark.parametrize("stack_size", [1, 3])
@@ -79,9 +74,6 @@ def test_clipping_bounds_each_clients_gradient():
     models, _ = digits_run("fedavg", 1, clients=1, local={"iterations": 1, "lr": 1.0, "clip_norm": 0.01})
     moved = torch.cat([(models[1][n] - models[0][n]).flatten() for n in models[0]]).norm().item()
     assert moved == pytest.approx(0.01, rel=1e-3)
-
-
-# ------------------------------------------------------------------------------------------------- rates and optimisers
 
 
 def test_learning_rate_decays_per_round():
@@ -134,9 +126,6 @@ def test_kept_optimisers_go_on_where_they_were(optimizer):
     assert kept[-1] == pytest.approx(w.item(), rel=1e-12)
     again = run_scalar("fedavg", [[0]] * 2, targets=(0,), local=local | {"keep_optimizer": False})
     assert again[-1] != pytest.approx(w.item(), rel=1e-6)
-
-
-# ---------------------------------------------------------------------------------------------------------- order and time
 
 
 def passes(epochs):

@@ -191,9 +191,6 @@ def test_golden_aggregation():
     assert sent["proto/valid"].tolist() == [1.0, 1.0]
 
 
-# -------------------------------------------------------------------------------------------------------------- reductions
-
-
 def test_fedcosr_is_fedcrl_bit_for_bit():
     for a, b in zip(whole("fedcrl")[:2], whole("fedcosr")[:2], strict=True):
         assert same(a, b)
@@ -220,9 +217,6 @@ def test_without_separation_contrast_and_blend_it_is_fedavg():
     crl, _, _ = whole("fedcrl", contrast_weight=0.0, blend="global", separate=False)
     fedavg, _, _ = whole("fedavg")
     close(crl, fedavg)
-
-
-# ------------------------------------------------------------------------------------- personal parts and evaluated models
 
 
 def test_bytes_match_the_papers_formula():

@@ -46,9 +46,6 @@ def each(pairs, features, y, **changes):
     return [float(v) for v in _first(pairs, features, torch.tensor(y), config)]
 
 
-# ----------------------------------------------------------------------------------------------------------------- by hand
-
-
 def test_both_forms_by_hand():
     """F2: a positive at 0.8, a negative at 0.1, tau = 0.05."""
     # Form C gives log(1 + e^-14) and 0.018150. Form P gives the same contrast and 16.
@@ -245,8 +242,6 @@ def test_the_second_view_moves_no_draw_and_needs_augmentation():
         workspace_of(config_of("strategy=fedcl", "strategy.views=2", "strategy.local.augment=[]"))
 
 
-# -------------------------------------------------------------------------------------------------------------- reductions
-
 PLAIN_TRAINING = {"epochs": None, "iterations": 3, "batch_size": 16, "augment": []}
 
 
@@ -324,9 +319,6 @@ def test_levels_of_the_resnet():
 def test_it_remembers_nothing():
     workspace = workspace_of(config_of("strategy=fedrcl", "num_clients=4", "model=mlp"))
     assert not workspace.client_class.has_client_state(workspace.model, workspace.config)
-
-
-# --------------------------------------------------------------------------------------------------------------- precision
 
 
 @pytest.mark.parametrize("stack_size", [1, 4])

@@ -26,8 +26,6 @@ from contrafed.training.losses import unit
 
 PLAIN_SETTINGS = {"contrast_weight": 0.0}
 
-# --------------------------------------------------------------------------------------------------------------- the client
-
 
 def angle(cos):
     return [cos, math.sqrt(1 - cos**2)]
@@ -241,9 +239,6 @@ def test_asks_each_frozen_model_once_for_all_steps_that_need_it():
         gc.enable()
     batch = config["strategy"]["local"]["batch_size"]
     assert sorted(calls) == [batch * steps for steps in (1, 1, 2, 2, 3, 3, 4, 5, 5, 5)]
-
-
-# -------------------------------------------------------------------------------------------------- golden runs, reductions
 
 
 def test_without_its_parts_and_with_lagged_weights_it_is_fedau():
