@@ -1,5 +1,6 @@
 """Helpers of the tests: a complete federated run on a tiny problem, and the scalar problem of the golden values."""
 
+import csv
 import re
 from copy import deepcopy
 from functools import cache
@@ -277,6 +278,12 @@ def digits_run(
     participation = Schedule(schedule or [range(clients)] * num_rounds)
     how = {"stack_size": stack_size, "grid": grid, "may_fail": may_fail, "rule": rule, "wrap": wrap, "aggregation": aggregation}
     return run_strategy(workspace, config, participation, num_rounds, **how)
+
+
+def read_rows(path):
+    """Return the rows of a CSV file as dictionaries of text."""
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def close(a, b, tolerance=1e-9):

@@ -1,7 +1,6 @@
 """Server and client apps as processes on loopback: SuperLink, three SuperNodes, ``flwr run``."""
 
 import contextlib
-import csv
 import json
 import os
 import shutil
@@ -14,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from helpers import config_of, same
+from helpers import config_of, read_rows, same
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -191,8 +190,7 @@ def wait_for_summary(folder):
 
 
 def failures_by_round(folder):
-    with open(folder / "metrics.csv", newline="") as file:
-        return {int(row["round"]): int(row["value"]) for row in csv.DictReader(file) if row["metric"] == "failures"}
+    return {int(row["round"]): int(row["value"]) for row in read_rows(folder / "metrics.csv") if row["metric"] == "failures"}
 
 
 @pytest.mark.slow

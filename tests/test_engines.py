@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from helpers import config_of, same, slow, workspace_of
+from helpers import config_of, read_rows, same, slow, workspace_of
 from safetensors.torch import load_file
 from tiny import run_tiny, tiny_workspace
 
@@ -80,7 +80,6 @@ def test_evaluation_in_parallel_shards_equals_one_pass():
 
 def test_training_accuracy_is_that_of_the_model_that_is_tested(tmp_path):
     """With more than one shard of training data, scores must equal those of the saved model."""
-    import csv
 
     from torch.func import functional_call
 
@@ -91,8 +90,9 @@ def test_training_accuracy_is_that_of_the_model_that_is_tested(tmp_path):
         np.concatenate([workspace.federation.partition.train(n) for n in range(workspace.federation.num_clients)])
     )
     logits = functional_call(workspace.model, load_file(f"{folder}/model.safetensors"), (workspace.images(index),)).logits
-    with open(f"{folder}/metrics.csv") as file:
-        rows = [r for r in csv.DictReader(file) if (r["split"], r["metric"], r["round"]) == ("train", "accuracy", "3")]
+    rows = [
+        r for r in read_rows(f"{folder}/metrics.csv") if (r["split"], r["metric"], r["round"]) == ("train", "accuracy", "3")
+    ]
     assert float(rows[0]["value"]) == pytest.approx((logits.argmax(1) == workspace.y[index]).double().mean().item())
 
 

@@ -1,7 +1,6 @@
 """Contrafed from the checkout, from its wheel, and from an editable install in use from another folder."""
 
 import ast
-import csv
 import importlib
 import os
 import subprocess
@@ -13,7 +12,7 @@ from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
-from helpers import slow
+from helpers import read_rows, slow
 from test_deployment import PACKAGES, ROOT, app_folder
 
 import contrafed
@@ -89,10 +88,11 @@ def call_program(program, *arguments, folder, path="", timeout=900):
 
 def accuracies(folder):
     """Return the accuracy of the global model after each evaluated round."""
-    with open(folder / "metrics.csv", newline="") as file:
-        rows = [
-            row for row in csv.DictReader(file) if (row["scope"], row["split"], row["metric"]) == ("global", "test", "accuracy")
-        ]
+    rows = [
+        row
+        for row in read_rows(folder / "metrics.csv")
+        if (row["scope"], row["split"], row["metric"]) == ("global", "test", "accuracy")
+    ]
     return {int(row["round"]): float(row["value"]) for row in rows}
 
 

@@ -1,6 +1,5 @@
 """Common parts of strategies: both kinds of replies, a broadcast per client, scores by model, and the queried clients."""
 
-import csv
 from functools import cache
 from itertools import pairwise
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from helpers import (
     close,
     config_of,
     digits_run,
+    read_rows,
     run_strategy,
     same,
     scalar_workspace,
@@ -298,8 +298,7 @@ def test_other_evaluated_models_are_reported_under_their_names():
 
 def rows_of(folder):
     """Return the accuracies in metrics.csv of the last round, by scope, split and name."""
-    with (folder / "metrics.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["round"] == "2" and row["metric"].endswith("accuracy")]
+    rows = [row for row in read_rows(folder / "metrics.csv") if row["round"] == "2" and row["metric"].endswith("accuracy")]
     return {(row["scope"], row["split"], row["metric"]): float(row["value"]) for row in rows}
 
 

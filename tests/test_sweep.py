@@ -1,10 +1,9 @@
 """Sweeps: an experiment's grid, the command line's changes to it, and resuming a stopped sweep."""
 
-import csv
 import time
 
 import pytest
-from helpers import check_overrides, checked_jobs, config_of, slow
+from helpers import check_overrides, checked_jobs, config_of, read_rows, slow
 from omegaconf import OmegaConf
 
 from contrafed.config.compose import compose_job, expand_jobs, read_grid, take_shard
@@ -221,8 +220,11 @@ PUBLISHED = {
 
 def rows_of(paper, table):
     """Return the published rows of a table, as (dataset, setting, method, metric)."""
-    with (registry.CONF.parent / "contrafed" / "report" / "published" / f"{paper}.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["table"] == table and row["metric"] not in MEASURED_BY]
+    rows = [
+        row
+        for row in read_rows(registry.CONF.parent / "contrafed" / "report" / "published" / f"{paper}.csv")
+        if row["table"] == table and row["metric"] not in MEASURED_BY
+    ]
     return {tuple(row[key] for key in ("dataset", "setting", "method", "metric")) for row in rows}
 
 
