@@ -115,10 +115,7 @@ def test_a_clip_that_clips_nothing_is_the_mean_of_models_and_prototypes(name):
 
 
 def test_prototypes_are_combined_by_class_among_their_holders():
-    """Class 0 has three holders (1, 2, 90) and gets the median 2. Class 1 has one.
-
-    Class 2 has none and keeps its value.
-    """
+    """Class 0 has three holders (1, 2, 90) and gets the median 2. Class 1 has one. Class 2 has none and keeps its value."""
     tables = [([1.0, 0.0, 0.0], [5.0, 0.0, 0.0]), ([2.0, 7.0, 0.0], [1.0, 4.0, 0.0]), ([90.0, 0.0, 0.0], [1.0, 0.0, 0.0])]
     replies = Replies(
         (

@@ -19,9 +19,6 @@ def make(name="arrival", num_clients=20, seed=0, **changes):
     return make_participation(chosen, lambda: np.full((num_clients, 4), 0.25), num_clients, seed)
 
 
-# ------------------------------------------------------------------------------------------------------- joining and leaving
-
-
 def test_listed_clients_by_hand():
     pattern = make(num_clients=4, joins=[[3, [0, 2]]], leaves=[[2, [1]], [5, [2]]])
     assert [pattern.participants(r).tolist() for r in range(1, 7)] == [[1, 3], [3], [0, 2, 3], [0, 2, 3], [0, 3], [0, 3]]
@@ -41,9 +38,6 @@ def test_shares_are_drawn_by_the_seed_from_those_that_can():
 def test_one_by_one_they_come_and_go():
     pattern = make(num_clients=3, joins=[[2, [1]], [3, [2]]], leaves=[[4, [0]], [5, [1]], [6, [2]]])
     assert [pattern.participants(r).tolist() for r in range(1, 8)] == [[0], [0, 1], [0, 1, 2], [1, 2], [2], [], []]
-
-
-# --------------------------------------------------------------------------------------------- what a run makes of them
 
 
 def there(folder, name, present):
@@ -78,10 +72,8 @@ def lost_of(rate, rounds, clients=6, seed=0):
 
 
 def test_lost_replies_are_a_function_of_seed_round_and_client_at_the_rate_asked_for():
-    """20,000 draws at 0.3 are within four standard deviations.
-
-    No two rounds, clients or seeds are equal, nor equal to a selection's draw.
-    """
+    """20,000 draws at 0.3 are within four standard deviations."""
+    # No two rounds, clients or seeds are equal, nor equal to a selection's draw.
     lost = lost_of(0.3, 1000, 20)
     assert len(lost) / 20_000 == pytest.approx(0.3, abs=4 * (0.21 / 20_000) ** 0.5)
     by_round = np.array([[(k, r) in lost for k in range(20)] for r in range(1, 1001)])

@@ -36,9 +36,6 @@ def attack(name, seed=0, **changes):
     return registry.only_subclass(choice.module, Attack)(choice.config, seed)
 
 
-# ------------------------------------------------------------------------------------------------------------- who they are
-
-
 def test_attackers_are_drawn_by_the_seed_and_more_of_them_have_the_fewer_among_them():
     few, more = (chosen("ipm", fraction=f).config.among(50, 0) for f in (0.1, 0.3))
     assert (len(few), len(more)) == (5, 15)
@@ -69,9 +66,6 @@ def test_without_an_attack_there_is_nothing_in_between():
     assert wrap_in_attack(grid, chosen("label_flip"), 8, 0) is grid
     assert wrap_in_attack(grid, choose("attack", config_of()["attack"]), 8, 0) is grid
     assert resolve(config_of()).client.flipped == ()
-
-
-# --------------------------------------------------------------------------------------------------------- what they send
 
 
 @pytest.mark.parametrize(
@@ -153,9 +147,6 @@ def test_attackers_that_know_nobody_send_their_own_and_others_always_theirs(name
         assert found[3]["delta/a"].tolist() == [1, 2]
 
 
-# ------------------------------------------------------------------------------------------------------- what comes of them
-
-
 def run_attack(folder, *overrides):
     summary = run(config_of(*TINY_RUN, "engine=local", "participation=full", *overrides, f"output_dir={folder}"))
     return load_file(folder / "model.safetensors"), (folder / "metrics.csv").read_bytes(), summary
@@ -234,14 +225,9 @@ def test_engines_attack_alike(tmp_path, engine, name):
     assert len(summary["attackers"]) == 3
 
 
-# ------------------------------------------------------------------------------------------------------------- wrong labels
-
-
 def test_wrong_labels_by_hand():
-    """Clients 0 and 1 share example 1, and only client 1 attacks.
-
-    Its copies of 1 and 2 are of classes 3 - 1 - 0 and 3 - 1 - 2.
-    """
+    """Clients 0 and 1 share example 1, and only client 1 attacks."""
+    # Its copies of 1 and 2 are of classes 3 - 1 - 0 and 3 - 1 - 2.
     x, y = torch.arange(5, dtype=torch.uint8).view(5, 1, 1, 1), torch.tensor([0, 0, 2, 1, 2])
     test = torch.tensor([False, False, False, False, True])
     data = ImageData(x, y, test, (0.5,), (0.5,), 3, np.array([0, 0, 1, 1, 1]))

@@ -143,9 +143,6 @@ def test_engines_agree_bit_for_bit(method, tmp_path):
     assert same(models[0], models[2])
 
 
-# ------------------------------------------------------------------------------------------------------------- batches
-
-
 def sizes_of(examples, **changes):
     return [
         len(batch)
@@ -166,9 +163,6 @@ def test_the_last_batch_of_an_epoch():
             )
             assert work.steps(examples) == len(found)
             assert work.smallest_batch(examples) == min(found)
-
-
-# -------------------------------------------------------------------------------------------------------- what is refused
 
 
 class OwnForward(nn.BatchNorm2d):

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import slow
 
 RUN = (sys.executable, "main.py", "strategy=fedavg", "engine=local", "num_clients=3", "model=mlp", "tracker=none")
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,7 +70,8 @@ ENDS = {"closed": ">&-", "full": ">/dev/full", "all closed": ">&- 2>&- <&-"}
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a device that is always full")
-@pytest.mark.parametrize("how", ["full", *(slow(how) for how in ("closed", "all closed"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ENDS)
 def test_a_run_outlives_its_output(tmp_path, how):
     line = shlex.join([*RUN, "num_rounds=2", "eval_every=1", f"output_dir={tmp_path}/run"])
     done = subprocess.run(f"exec {line} {ENDS[how]}", shell=True, cwd=ROOT, capture_output=True, text=True, timeout=300)
@@ -91,7 +91,8 @@ def test_a_name_that_the_terminal_cannot_show(tmp_path):
     assert (tmp_path / "Ольга" / "summary.json").exists()
 
 
-@pytest.mark.parametrize("ignored", [False, slow(True)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ignored", [False, True])
 def test_a_terminal_that_closes_ends_a_run_as_a_kill_does_unless_ignored(tmp_path, ignored):
     def begin():
         signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)

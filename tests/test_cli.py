@@ -1,6 +1,5 @@
 """The command line: one clear line for every mistake, sweeps, help, and a run's files."""
 
-import csv
 import dataclasses
 import fcntl
 import json
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import METHODS, checked_jobs, config_of
+from helpers import METHODS, checked_jobs, config_of, read_rows
 
 from contrafed.config.command_line import help_text
 from contrafed.config.compose import expand_jobs
@@ -180,7 +179,7 @@ def test_a_run_leaves_everything(finished_run):
 
 def test_metrics_are_tidy(finished_run):
     folder, _ = finished_run
-    rows = list(csv.DictReader((folder / "metrics.csv").open()))
+    rows = read_rows(folder / "metrics.csv")
     assert list(rows[0]) == ["round", "scope", "split", "metric", "value"]
     seen = {(r["scope"], r["split"], r["metric"]) for r in rows}
     for split in ("train", "test"):
@@ -188,7 +187,7 @@ def test_metrics_are_tidy(finished_run):
     assert {("global", "clients", "accuracy"), ("global", "clients", "accuracy_std")} <= seen
     assert {("global", "fit", "loss"), ("global", "system", "participants"), ("global", "system", "bytes_up")} <= seen
     assert [r["round"] for r in rows if (r["split"], r["metric"]) == ("test", "accuracy")] == ["0", "1", "2"]
-    clients = list(csv.DictReader((folder / "clients.csv").open()))
+    clients = read_rows(folder / "clients.csv")
     assert {"weight", "accuracy"} == {r["metric"] for r in clients}
 
 
@@ -199,7 +198,7 @@ def test_the_summary_says_what_ran(finished_run):
     for key in ("accuracy_final", "accuracy_best", "accuracy_top5_mean", "accuracy_ema", "train_accuracy_final"):
         assert 0 <= summary[key] <= 1
     # Bytes by hand: 64x8+8 + 8x10+10 parameters of 4 bytes, for every participant of both rounds.
-    rows = list(csv.DictReader((folder / "metrics.csv").open()))
+    rows = read_rows(folder / "metrics.csv")
     took_part = sum(int(r["value"]) for r in rows if r["metric"] == "participants")
     assert summary["parameters"] == 64 * 8 + 8 + 8 * 10 + 10
     assert summary["bytes_up"] == summary["bytes_down"] == 4 * summary["parameters"] * took_part
@@ -244,7 +243,7 @@ def test_a_run_can_start_from_a_saved_model(finished_run, tmp_path, call_command
     assert done.returncode == 0, done.stderr
 
     def accuracies(where):
-        rows = csv.DictReader((where / "metrics.csv").open())
+        rows = read_rows(where / "metrics.csv")
         return [r["value"] for r in rows if (r["split"], r["metric"]) == ("test", "accuracy")]
 
     assert accuracies(tmp_path / "on")[0] == accuracies(folder)[-1]

@@ -117,9 +117,6 @@ def test_the_partition_itself_says_its_proportions_unless_clients_bring_their_ow
     assert not np.array_equal(dealt, brought)
 
 
-# ----------------------------------------------------------------------------------------------------------------- own data
-
-
 def images(path, sizes, side=8, seed=0, split=True):
     """Write an npz of noise around each class's mean, with ``sizes`` examples of each label. Every fourth is for testing."""
     rng = np.random.default_rng(seed)

@@ -1,7 +1,6 @@
 """Server and client apps as processes on loopback: SuperLink, three SuperNodes, ``flwr run``."""
 
 import contextlib
-import csv
 import json
 import os
 import shutil
@@ -14,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from helpers import config_of, same
+from helpers import config_of, read_rows, same
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -191,8 +190,7 @@ def wait_for_summary(folder):
 
 
 def failures_by_round(folder):
-    with open(folder / "metrics.csv", newline="") as file:
-        return {int(row["round"]): int(row["value"]) for row in csv.DictReader(file) if row["metric"] == "failures"}
+    return {int(row["round"]): int(row["value"]) for row in read_rows(folder / "metrics.csv") if row["metric"] == "failures"}
 
 
 @pytest.mark.slow
@@ -289,6 +287,7 @@ def test_the_fab_holds_what_a_client_needs_and_nothing_else(bundle):
 
 def test_the_fab_is_imported_and_trains(bundle, tmp_path):
     """As in Flower: unpacked, with its folder first on the path and the apps by their names in pyproject.toml."""
+    # A local run imports no Ray.
     bundle.extractall(tmp_path / "app")
     code = """
 import sys
@@ -306,6 +305,7 @@ try:
 finally:
     ours = [m for name, m in sys.modules.items() if name.partition(".")[0] == "contrafed"]
     assert "contrafed.clients.pmfl" in sys.modules
+    assert "ray" not in sys.modules
     assert all(Path(m.__file__).is_relative_to(app) for m in ours if m.__file__)
 """
     asked = [sys.executable, "-c", code, str(tmp_path / "app"), "strategy=pmfl", *SMALL_RUN, "num_rounds=1", "output_dir=here"]

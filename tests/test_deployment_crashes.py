@@ -1,7 +1,6 @@
 """Killed processes of a deployment on loopback (SuperLink, ServerApp, SuperNodes), and the run that resumes."""
 
 import contextlib
-import csv
 import os
 import random
 import signal
@@ -9,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import config_of, same
+from helpers import config_of, read_rows, same
 from safetensors.torch import load_file
 from test_deployment import Federation, app_folder, wait_for, wait_for_summary
 from test_flwr_run import processes_of
@@ -88,8 +87,7 @@ def rounds_of(out):
     """Return the last round in the metrics, which are readable at any time."""
     if not (out / "metrics.csv").exists():
         return 0
-    with open(out / "metrics.csv", newline="") as file:
-        return max((int(row["round"]) for row in csv.DictReader(file)), default=0)
+    return max((int(row["round"]) for row in read_rows(out / "metrics.csv")), default=0)
 
 
 def reaches(federation, out, server_round, seconds=1800):
@@ -173,8 +171,7 @@ def test_a_long_run_of_devices_with_random_kills(tmp_path, federation):
                 stopped = what in ("server", "ServerApp")
                 print(f"{time.strftime('%X')} round {rounds_of(out)}: {kills}", flush=True)
     summary = wait_for_summary(out)
-    with open(out / "metrics.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(out / "metrics.csv")
     participants = [int(row["round"]) for row in rows if row["metric"] == "participants"]
     assert (summary["status"], participants) == ("finished", list(range(1, SOAK_ROUNDS + 1)))
     assert not [row for row in rows if row["metric"] == "state_lost"]

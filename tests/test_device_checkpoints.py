@@ -75,10 +75,8 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["pmfl", slow("fedcrl")])
 def test_a_stopped_run_of_devices_ends_with_the_bytes_of_local(tmp_path, whole, name):
-    """Clients 0 and 1 had trained in round 4 and return to round 2.
-
-    The result is that of a first attempt stopped at round 2.
-    """
+    """Clients 0 and 1 had trained in round 4 and return to round 2."""
+    # The result is that of a first attempt stopped at round 2.
     run_until_stopped(tmp_path, f"strategy={name}")
     assert checkpoint.find(tmp_path / "run").server_round == 2
     *found, summary = run_devices(
@@ -254,9 +252,6 @@ def test_checkpoints_of_devices_and_of_simulations_are_told_apart(tmp_path):
     with pytest.raises(UserError, match="is in the checkpoint; go on from it with main.py"):
         again = clients(tmp_path, SECOND_RUN_ID)
         run_devices(tmp_path / "b", again, *LONG_RUN, "strategy=pmfl", f"resume={tmp_path}/local")
-
-
-# ----------------------------------------------------------------------------------------------------- one client's files alone
 
 
 def moment(sitting, server_round, checkpoint=None, known=0, **past):

@@ -160,9 +160,6 @@ def test_personal_models_stay_below_the_clients_own_folder(tmp_path, monkeypatch
     assert places == {"save": f"{tmp_path}/state0/personal/{RUN}"}
 
 
-# -------------------------------------------------------------------------------------------------- who answers, who does not
-
-
 def answers_but(k, when, what):
     """A client whose replies to round ``when``'s training are ``what(reply)``."""
 
@@ -175,10 +172,8 @@ def answers_but(k, when, what):
 
 @functools.cache
 def expected_without(*rounds):
-    """Return the same run with client 1 absent in ``rounds``.
-
-    FedAvg has no client state, so an absent client equals a rejected one.
-    """
+    """Return the same run with client 1 absent in ``rounds``."""
+    # FedAvg has no client state, so an absent client equals a rejected one.
     with tempfile.TemporaryDirectory() as folder:
         return _without(Path(folder), rounds)
 

@@ -190,8 +190,8 @@ def fail_once(self, stack):
 
 
 LOCAL_WORK = FedPerClient.local_update
-# Of 30 rounds, those that begin.
-MISTAKES = [(fail_at_one_line, 2), (fail_at_two_lines, 30), (fail_once, 30)]
+# Of eight rounds, those that begin.
+MISTAKES = [(fail_at_one_line, 2), (fail_at_two_lines, 8), (fail_once, 8)]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_mistake_in_a_method_ends_the_run_after_two_rounds(tmp_path, call_comm
     """But not where anything else could be the cause."""
     monkeypatch.setattr(FedPerClient, "local_update", mistake)
     line = (
-        "strategy=fedper", *TINY_RUN, "engine=local", f"engine.stack_size={stack_size}", "participation=full", "num_rounds=30",
+        "strategy=fedper", *TINY_RUN, "engine=local", f"engine.stack_size={stack_size}", "participation=full", "num_rounds=8",
     )  # fmt: skip
     found = call_command(*line, "eval_every=30", f"output_dir={tmp_path}/run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from helpers import config_of, same, slow, workspace_of
+from helpers import config_of, read_rows, same, slow, workspace_of
 from safetensors.torch import load_file
 from tiny import run_tiny, tiny_workspace
 
@@ -63,19 +63,6 @@ def test_stack_size_changes_numbers_only_by_rounding(tmp_path, local_runs):
         torch.testing.assert_close(model[name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_a_local_run_imports_no_ray():
-    code = (
-        "import sys\nfrom contrafed import run, compose\n"
-        "run(compose('engine=local', 'num_clients=4', 'num_rounds=1', 'model=mlp', f'output_dir={sys.argv[1]}'))\n"
-        "assert 'ray' not in sys.modules, 'ray was imported'\n"
-    )
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([sys.executable, "-c", code, folder + "/run"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def test_evaluation_in_parallel_shards_equals_one_pass():
     """Shards run in threads. Each must use the evaluated model, and the sums must not depend on the cores."""
     from contrafed.runs.evaluation import score
@@ -93,7 +80,6 @@ def test_evaluation_in_parallel_shards_equals_one_pass():
 
 def test_training_accuracy_is_that_of_the_model_that_is_tested(tmp_path):
     """With more than one shard of training data, scores must equal those of the saved model."""
-    import csv
 
     from torch.func import functional_call
 
@@ -104,12 +90,10 @@ def test_training_accuracy_is_that_of_the_model_that_is_tested(tmp_path):
         np.concatenate([workspace.federation.partition.train(n) for n in range(workspace.federation.num_clients)])
     )
     logits = functional_call(workspace.model, load_file(f"{folder}/model.safetensors"), (workspace.images(index),)).logits
-    with open(f"{folder}/metrics.csv") as file:
-        rows = [r for r in csv.DictReader(file) if (r["split"], r["metric"], r["round"]) == ("train", "accuracy", "3")]
+    rows = [
+        r for r in read_rows(f"{folder}/metrics.csv") if (r["split"], r["metric"], r["round"]) == ("train", "accuracy", "3")
+    ]
     assert float(rows[0]["value"]) == pytest.approx((logits.argmax(1) == workspace.y[index]).double().mean().item())
-
-
-# -------------------------------------------------------------------------------------------------------------- Ctrl-C
 
 
 def test_flower_ends_before_ctrl_c_is_raised(monkeypatch):

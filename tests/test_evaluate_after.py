@@ -2,11 +2,9 @@
 (evaluate_after=local_training).
 """
 
-import csv
-
 import pytest
 import torch
-from helpers import config_of, workspace_of
+from helpers import config_of, read_rows, workspace_of
 
 from contrafed import compose, run
 
@@ -66,8 +64,11 @@ def test_a_lone_clients_is_the_global_model_of_the_next_round(name, tmp_path):
             "eval_clients=true",
         )  # fmt: skip
         run(compose(*one, *own, "strategy.local.lr_decay=0.5", "engine=local"))
-        with open(tmp_path / evaluate / "metrics.csv") as file:
-            rows = [row for row in csv.DictReader(file) if row["metric"] == "loss" and row["split"] in ("clients", "test")]
+        rows = [
+            row
+            for row in read_rows(tmp_path / evaluate / "metrics.csv")
+            if row["metric"] == "loss" and row["split"] in ("clients", "test")
+        ]
         scope = ("global", "clients") if evaluate == "download" else ("personal", "test")
         found[evaluate] = [float(row["value"]) for row in rows if (row["scope"], row["split"]) == scope]
     assert len(found["download"]) == 5
@@ -80,8 +81,7 @@ def test_a_run_reports_it_as_personal_beside_the_global_score(tmp_path):
         "evaluate_after=local_training",
     )  # fmt: skip
     summary = run(compose(*settings, "save_personal=true", f"output_dir={tmp_path / 'a'}"))
-    with open(tmp_path / "a" / "metrics.csv") as file:
-        scopes = {(row["scope"], row["split"]) for row in csv.DictReader(file)}
+    scopes = {(row["scope"], row["split"]) for row in read_rows(tmp_path / "a" / "metrics.csv")}
     assert {("personal", "test"), ("global", "test")} <= scopes
     assert len(list((tmp_path / "a" / "personal").iterdir())) == 4
     assert summary["num_rounds"] == 2

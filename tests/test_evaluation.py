@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-from helpers import build_received, sized_workspace
+from helpers import SEVERAL, build_received, sized_workspace, slow
 from safetensors.torch import save_file
 
 from contrafed.core import codec, registry
@@ -26,10 +26,8 @@ LOCAL = {"iterations": None, "epochs": 1, "batch_size": 8, "keep_optimizer": Tru
 
 
 def train_workspace(name):
-    """Return a workspace, the clients' received tensors, and their states after a round.
-
-    Evaluation takes 8 examples at a time.
-    """
+    """Return a workspace, the clients' received tensors, and their states after a round."""
+    # Evaluation takes 8 examples at a time.
     workspace = sized_workspace(name, SIZES, tests=TESTS, local=LOCAL)
     workspace.evaluation_batch = 8
     received = [build_received(workspace)] * len(SIZES)
@@ -44,7 +42,7 @@ def test_a_run_begun_from_a_half_precision_file_has_the_models_own(tmp_path):
     assert (found.dtype, found.tolist()) == (torch.float32, [0.5, 1.0, 2.0])
 
 
-@pytest.mark.parametrize("name", registry.choices("strategy"))
+@pytest.mark.parametrize("name", [name if name in SEVERAL else slow(name) for name in registry.choices("strategy")])
 def test_a_stack_is_scored_as_its_clients_alone(name):
     workspace, received, client_states = train_workspace(name)
     kept = [{n: v.clone() for n, v in memory.items()} for memory in client_states]
@@ -68,11 +66,11 @@ def test_a_stack_is_scored_as_its_clients_alone(name):
 @pytest.mark.parametrize(
     ("name", "looked_at"),
     [
-        ("fedavg", ()),
-        ("moon", ()),
+        slow("fedavg", ()),
+        slow("moon", ()),
         ("pmfl", ()),
-        ("fedper", ("personal/",)),
-        ("fedrep", ("personal/",)),
+        slow("fedper", ("personal/",)),
+        slow("fedrep", ("personal/",)),
         ("fedcrl", ("own/", "personal/")),
     ],
 )
@@ -95,9 +93,6 @@ def test_memory_that_is_not_asked_for_is_not_brought_together(name, looked_at):
     assert {n for n in stack.state if n.startswith(looked_at or "-")} == set(stack.state.loaded_tensors)
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
         stack.state[others[0]]
-
-
-# ------------------------------------------------------------------------------------------------------- deadlines, faults
 
 
 def counting(monkeypatch):

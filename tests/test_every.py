@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from accelerator import NAME, accelerator, crossings
-from helpers import close, same, slow, workspace_of
+from helpers import SEVERAL, close, same, slow, workspace_of
 from recording import ROUNDS, STACK_SIZE, numbers, sent_tensors, settings_of, shapes, watch, write_problem
 
 from contrafed.config.run_config import resolve, server_of
@@ -24,8 +24,6 @@ from contrafed.training.loop import part_of
 from contrafed.training.workspace import EVALUATION_BATCH
 
 METHODS = list(registry.choices("strategy"))
-# Methods of every kind: with client state, personal parts, tables, uploaded updates, control variates and choices of clients.
-SEVERAL = ("fedavg", "pmfl", "fedcrl", "fedproto", "scaffold", "fedala", "mpfedcon", "fedppo")
 
 
 def slow_but_for(names):
@@ -71,9 +69,6 @@ def compare(a, b, equal):
 
 def identical(a, b):
     assert same(a, b)
-
-
-# --------------------------------------------------------------------------------------------------------------- the client
 
 
 def test_a_stack_equals_its_clients_alone(config, alone):
@@ -145,9 +140,6 @@ def test_evaluation_changes_nothing_and_the_same_seed_gives_the_same_bits(config
     assert [done.metrics for done in again.rounds] == [done.metrics for done in alone.rounds]
 
 
-# ---------------------------------------------------------------------------------------------------------- an accelerator
-
-
 @SLOW_FOR_MOST
 def test_an_accelerator_gives_the_same_bits(method, problem, monkeypatch):
     """On the simulated one, which refuses a tensor that was not moved."""
@@ -171,9 +163,6 @@ def test_no_step_waits_for_the_accelerator(method, problem):
             watch(settings_of(method, problem, epochs=epochs), [(1, 3)] * 2, stack_size=2, evaluate=False, device=NAME)
         counts.append(len(crossings))
     assert counts[0] == counts[1] > 0
-
-
-# ------------------------------------------------------------------------------------------------------------------ faults
 
 
 @SLOW_FOR_OTHERS
@@ -227,9 +216,6 @@ def test_a_wrong_value_of_a_methods_own_key_is_one_line(config):
                 resolve(config | {"strategy": config["strategy"] | {f"{key}z": 1}})
 
 
-# --------------------------------------------------------------------------------------------------------- whole experiments
-
-
 FILES = ("model.safetensors", "metrics.csv", "clients.csv", "participants.csv")
 
 
@@ -258,10 +244,8 @@ def test_a_run_goes_on_from_its_middle_bit_for_bit(config, tmp_path):
 
 @cache
 def shape_of(method, problem):
-    """Return the structure of a method's messages.
-
-    It has the groups of tensors, the parts of a model in them, and whether clients receive different ones.
-    """
+    """Return the structure of a method's messages."""
+    # It has the groups of tensors, the parts of a model in them, and whether clients receive different ones.
     settings = settings_of(method, problem)
     workspace = workspace_of(settings)
     declared = workspace.client_class.message_spec(workspace.model, workspace.config)

@@ -1,10 +1,9 @@
 """``federation_seed``: one federation for several seeds."""
 
-import csv
 import json
 
 import pytest
-from helpers import checked_jobs, config_of
+from helpers import checked_jobs, config_of, read_rows
 from tiny import HALF_AVAILABLE, TINY_RUN, run_tiny
 
 from contrafed.config.run_config import resolve
@@ -46,7 +45,7 @@ def test_the_federation_is_that_of_its_seed(pattern):
 
 def test_a_run_repeats_the_training_alone(tmp_path):
     def read_participants(name):
-        return [row["client"] for row in csv.DictReader((tmp_path / name / "participants.csv").open())]
+        return [row["client"] for row in read_rows(tmp_path / name / "participants.csv")]
 
     common = ("engine=local", "tracker=none", "strategy=fedavg")
     one = run_tiny(tmp_path / "one", "seed=1", *common)

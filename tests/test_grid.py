@@ -116,9 +116,6 @@ def test_an_unknown_message_type_is_an_error_reply(tiny):
     assert "elsewhere" in reply.error.reason
 
 
-# ---------------------------------------------------------------------------------------------- ClientApp, codec, NumPyClient
-
-
 def test_messages_survive_the_wire(tiny):
     """Through Flower's own serialisation and back, the ClientApp gives an equal reply."""
     from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
@@ -189,9 +186,6 @@ def test_legacy_client_fn():
     expected, count, _ = client.fit(start, {"server-round": 1})
     assert result.num_examples == count
     assert all(np.array_equal(a, b) for a, b in zip(parameters_to_ndarrays(result.parameters), expected, strict=True))
-
-
-# ------------------------------------------------------------------------------------------------------------ replies
 
 
 def poison_grid(kind):

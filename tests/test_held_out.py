@@ -1,10 +1,8 @@
 """Clients that never train are evaluated and reported separately, and do not enter the others' numbers."""
 
-import csv
-
 import numpy as np
 import pytest
-from helpers import close, config_of
+from helpers import close, config_of, read_rows
 from reported import write_run
 from safetensors.torch import load_file
 from tiny import TINY_RUN
@@ -17,13 +15,13 @@ FULL_RUN = (*TINY_RUN, "engine=local", "participation=full", "held_out_clients=2
 
 
 def column(folder, name, wanted):
-    with open(f"{folder}/{name}.csv") as file:
-        return [row[wanted] for row in csv.DictReader(file)]
+    return [row[wanted] for row in read_rows(f"{folder}/{name}.csv")]
 
 
 def values(folder):
-    with open(f"{folder}/metrics.csv") as file:
-        return {(int(r["round"]), r["scope"], r["split"], r["metric"]): float(r["value"]) for r in csv.DictReader(file)}
+    return {
+        (int(r["round"]), r["scope"], r["split"], r["metric"]): float(r["value"]) for r in read_rows(f"{folder}/metrics.csv")
+    }
 
 
 def test_scores_by_hand():
@@ -42,10 +40,11 @@ def test_they_are_evaluated_but_never_train(method, place, tmp_path):
     folder = summary["folder"]
     assert set(column(folder, "participants", "client")) == {"0", "1", "2", "3"}
     found = values(folder)
-    with open(f"{folder}/clients.csv") as file:
-        last = {
-            int(r["client"]): float(r["value"]) for r in csv.DictReader(file) if r["round"] == "2" and r["metric"] == "accuracy"
-        }
+    last = {
+        int(r["client"]): float(r["value"])
+        for r in read_rows(f"{folder}/clients.csv")
+        if r["round"] == "2" and r["metric"] == "accuracy"
+    }
     assert set(last) == set(range(6))
     assert found[2, *place, "held_out/accuracy_mean"] == pytest.approx(np.mean([last[4], last[5]]))
     assert found[2, *place, "accuracy_mean"] == pytest.approx(np.mean([last[client] for client in range(4)]))

@@ -1,7 +1,6 @@
 """Contrafed from the checkout, from its wheel, and from an editable install in use from another folder."""
 
 import ast
-import csv
 import importlib
 import os
 import subprocess
@@ -13,7 +12,7 @@ from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
-from helpers import slow
+from helpers import read_rows, slow
 from test_deployment import PACKAGES, ROOT, app_folder
 
 import contrafed
@@ -89,14 +88,12 @@ def call_program(program, *arguments, folder, path="", timeout=900):
 
 def accuracies(folder):
     """Return the accuracy of the global model after each evaluated round."""
-    with open(folder / "metrics.csv", newline="") as file:
-        rows = [
-            row for row in csv.DictReader(file) if (row["scope"], row["split"], row["metric"]) == ("global", "test", "accuracy")
-        ]
+    rows = [
+        row
+        for row in read_rows(folder / "metrics.csv")
+        if (row["scope"], row["split"], row["metric"]) == ("global", "test", "accuracy")
+    ]
     return {int(row["round"]): float(row["value"]) for row in rows}
-
-
-# ------------------------------------------------------------------------------------------------------------- the packages
 
 
 def test_the_list_of_packages_is_what_is_on_the_disk():
@@ -145,9 +142,6 @@ def test_the_wheel_says_what_it_is(from_wheel):
     assert distribution.metadata["License-Expression"] == "Apache-2.0"
 
 
-# ------------------------------------------------------------------------------------------------------- names for importing
-
-
 @pytest.mark.parametrize("name", [*FOLDERS, "clients.moon", "strategies.aggregation.mean", "partitions.datasets"])
 def test_a_short_name_is_answered_with_the_right_one(monkeypatch, name):
     monkeypatch.syspath_prepend(ROOT)
@@ -184,8 +178,6 @@ assert "torch" in sys.modules
     done = call_program(sys.executable, "-c", code, folder=tmp_path, path=str(ROOT))
     assert done.returncode == 0, done.stderr
 
-
-# ---------------------------------------------------------------------------------------------------------------- in use
 
 SCRIPT = """
 import sys

@@ -180,9 +180,6 @@ def test_client_state_that_is_whole_is_read_back(tmp_path):
     memory.clear()
 
 
-# ------------------------------------------------------------------------------------------------------------ other data
-
-
 def images(path, shift=0, pixel=0):
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 200, (120, 8, 8), dtype=np.uint8), (np.arange(120) + shift) % 3

@@ -197,10 +197,8 @@ def test_a_damaged_folder_is_a_line(tmp_path, capsys, table, pictures, said):
 
 
 def test_the_published_attacks_are_as_the_page_says():
-    """If all is shared, PSNR is above 20 dB on at least 8 of 10 images.
-
-    With a masked layer it is no better than that of the best constant image.
-    """
+    """If all is shared, PSNR is above 20 dB on at least 8 of 10 images."""
+    # With a masked layer it is no better than that of the best constant image.
     table = pd.read_csv(CONF.parent / "results" / "leakage" / "cifar10.csv")
     assert set(table["steps"]) == {100}
     assert set(table["starts"]) == {3}

@@ -71,9 +71,6 @@ def refused_method(expect_error):
     return check
 
 
-# ------------------------------------------------------------------------------------------------------------------- losses
-
-
 def per_example(self, params, batch, loss_inputs):
     return {"loss": cross_entropy(self.forward(params, batch).logits, batch.y, reduction="none")}
 
@@ -136,9 +133,6 @@ def test_a_loss_has_the_same_names_at_every_step(clients, expect_error, first):
         client.update(received, 1)
 
 
-# ------------------------------------------------------------------------------------------- what a local update gives train
-
-
 @pytest.mark.parametrize("kind", [torch.float16, torch.int64])
 def test_what_is_sent_is_in_single_or_double_precision(check_told, kind):
     """The server rejects replies of any other type."""
@@ -193,9 +187,6 @@ def test_what_is_trained_is_a_model_of_the_clients_own_by_its_names(check_told, 
         return self.make_upload(stack)
 
     check_told(line_of(local_update, "self.train"), TypeError, local_update=local_update)
-
-
-# ------------------------------------------------------------------------------------------------------------- client state
 
 
 def remembering(value):
@@ -261,9 +252,6 @@ def test_a_memory_can_be_asked_whether_it_has_a_name():
         memory["elsewhere"]
 
 
-# ------------------------------------------------------------------------------------------------- declared, before a run
-
-
 @pytest.mark.parametrize("shared", [("encoder", "head"), ("encoder", "clasifier"), "encoder", ["encoder"]])
 def test_parts_that_no_model_has_are_refused_before_a_run(monkeypatch, refused_method, shared):
     with monkeypatch.context() as patch:
@@ -310,9 +298,6 @@ def test_how_long_a_client_works_is_a_number_of_steps(monkeypatch, expect_error,
         run(config_of(*quick, f"output_dir={tmp_path}/run"))
 
 
-# ------------------------------------------------------------------------------------------------------------------ evaluation
-
-
 @pytest.mark.parametrize(
     "models",
     [
@@ -355,9 +340,6 @@ def test_the_accuracy_of_clients_models_is_that_of_the_clients_which_answered(ca
     print_summary({**own, **rest, "replies_rejected": 0}, "some/folder")
     said = "personal accuracy: 50.00% of the images that clients scored (+- 12.50% over these clients), best 75.00%\n"
     assert capsys.readouterr().out.startswith(said)
-
-
-# ------------------------------------------------------------------------------------------------------------------- places
 
 
 def test_a_mistake_that_a_tool_meets_is_placed_where_the_method_calls_it(clients):

@@ -1,10 +1,8 @@
 """Further metrics than accuracy: of the global model, of every client, and of personal models."""
 
-import csv
-
 import pytest
 import torch
-from helpers import config_of
+from helpers import config_of, read_rows
 from reported import method, write_run
 from sklearn import metrics as sklearn_metrics
 from tiny import TINY_RUN
@@ -50,7 +48,7 @@ def test_padding_is_in_no_score_and_absent_classes_do_not_count():
 
 
 def rows_of(folder):
-    return list(csv.DictReader((folder / "metrics.csv").open()))
+    return read_rows(folder / "metrics.csv")
 
 
 @pytest.mark.parametrize(("strategy", "scope"), [("fedavg", "global"), ("fedper", "personal")])
@@ -65,7 +63,7 @@ def test_runs_record_them_and_nothing_else_changes(tmp_path, strategy, scope):
         {("global", "test"), ("global", "clients")} if scope == "global" else {("personal", "test")}
     )
     assert all(-1 <= float(row["value"]) <= 1 for row in more)
-    of_clients = [row["metric"] for row in csv.DictReader((tmp_path / "more" / "clients.csv").open())]
+    of_clients = [row["metric"] for row in read_rows(tmp_path / "more" / "clients.csv")]
     assert of_clients.count("macro_f1") == of_clients.count("accuracy") > 0
     prefix, last = ("", "final") if scope == "global" else ("personal_", "mean")
     assert {f"{prefix}{name}_{kind}" for name in ("macro_f1", "mcc") for kind in (last, "best")} <= summary.keys()

@@ -256,9 +256,6 @@ def test_models_to_be_evaluated_by_must_be_returned_too(home, expect_error):
         client.evaluate_clients(received, 1)
 
 
-# ------------------------------------------------------------------------------------- mistakes in a changed part of ours
-
-
 def another_part(model):
     model.head = nn.Linear(2, 2)
 

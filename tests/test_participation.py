@@ -139,10 +139,8 @@ def test_cyclic_by_hand():
 
 
 def test_fedaus_cycles_begin_so_that_each_first_window_is_whole():
-    """Period 5 and p = 0.4: a client waits 0, 1 or 2 rounds, equally often.
-
-    Then it has two active and three inactive rounds in turn.
-    """
+    """Period 5 and p = 0.4: a client waits 0, 1 or 2 rounds, equally often."""
+    # Then it has two active and three inactive rounds in turn.
     pattern = make("cyclic", num_clients=3000, beta=None, mean_probability=0.4, period=5, variant="fedau")
     here = np.array([pattern.available(r) for r in range(1, 13)]).T
     windows, counts = np.unique(here, axis=0, return_counts=True)

@@ -105,10 +105,8 @@ def test_pieces_of_a_class_are_equal_or_random(pieces):
 
 
 def test_pathological_by_hand():
-    """4 clients, S = 2 and C = 4 give ceil(4 * 2 / 4) = 2 clients per class in id order.
-
-    Classes 0, 1 go to clients 0, 1, and classes 2, 3 to clients 2, 3.
-    """
+    """4 clients, S = 2 and C = 4 give ceil(4 * 2 / 4) = 2 clients per class in id order."""
+    # Classes 0, 1 go to clients 0, 1, and classes 2, 3 to clients 2, 3.
     part = make("pathological", clients=4, data=data_of(80, 4), classes_per_client=2)
     assert part.class_counts().tolist() == [[10, 10, 0, 0], [10, 10, 0, 0], [0, 0, 10, 10], [0, 0, 10, 10]]
 
@@ -133,10 +131,8 @@ def test_lognormal_sizes():
 
 
 def test_lognormal_clients_that_want_more_of_a_class_than_there_is_all_get_proportionally_less():
-    """Twenty clients of 1,000 examples in three classes need 600 of each of the ten, which has 200.
-
-    Each gets a share by its size.
-    """
+    """Twenty clients of 1,000 examples in three classes need 600 of each of the ten, which has 200."""
+    # Each gets a share by its size.
     sizes = generator(0, "partition lognormal", 0).lognormal(np.log(1000) - 0.5**2 / 2, 0.5, 20)
     counts = make("lognormal", mean_size=1000, sigma=0.5, min_client_size=0).class_counts()
     wanted = np.where(counts > 0, sizes[:, None] / 3, 0)

@@ -1,12 +1,11 @@
 """Personal models: evaluated also by heads fitted at the end, saved, and evaluated again from the files."""
 
-import csv
 import json
 import shutil
 from functools import cache
 
 import pytest
-from helpers import config_of, slow
+from helpers import config_of, read_rows, slow
 
 from contrafed.runs.run import run
 
@@ -36,8 +35,9 @@ def test_the_last_evaluation_refits_every_head_and_reports_it_by_itself(tmp_path
     changes = ("strategy.head_epochs=3", "strategy.eval_head_refresh=false", f"output_dir={tmp_path}/run")
     plain = run(config_of(f"strategy={name}", *SAVED_RUN, *changes))
     assert refitted["status"] == plain["status"] == "finished"
-    with open(folder / "metrics.csv") as file:
-        values = {(int(r["round"]), r["metric"]): float(r["value"]) for r in csv.DictReader(file) if r["scope"] == "personal"}
+    values = {
+        (int(r["round"]), r["metric"]): float(r["value"]) for r in read_rows(folder / "metrics.csv") if r["scope"] == "personal"
+    }
     assert [t for t, metric in values if metric == "refit/accuracy"] == [2]
     assert refitted["personal_refit_accuracy_mean"] == values[2, "refit/accuracy"] > values[2, "accuracy"] + 0.1
     assert refitted["personal_accuracy_last10_mean"] == pytest.approx((values[1, "accuracy"] + values[2, "accuracy"]) / 2)

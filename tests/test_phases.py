@@ -1,10 +1,8 @@
 """The seconds of a round's phases in a run's summary, and the largest weight of each round."""
 
-import csv
-
 import numpy as np
 import pytest
-from helpers import config_of
+from helpers import config_of, read_rows
 from tiny import TINY_RUN, tiny_workspace
 
 from contrafed.runs.output import RunRecorder
@@ -52,8 +50,7 @@ def test_a_run_without_times_of_phases_has_no_medians(tmp_path):
 def test_the_largest_weight_of_a_round_is_written(tmp_path, how, expected):
     """By examples, by clients, and nothing for a method that sums no models."""
     run(config_of(*TINY_RUN, "participation=full", "num_rounds=2", "engine=local", *how, f"output_dir={tmp_path}/run"))
-    with (tmp_path / "run" / "times.csv").open(newline="") as file:
-        found = [row["largest_weight"] for row in csv.DictReader(file)]
+    found = [row["largest_weight"] for row in read_rows(tmp_path / "run" / "times.csv")]
     sizes = tiny_workspace("strategy=fedavg")[1].federation.partition.sizes
     weights = {"samples": sizes, "uniform": np.ones(len(sizes))}
     wanted = "" if expected is None else f"{weights[expected].max() / weights[expected].sum():.6f}"

@@ -1,11 +1,10 @@
 """The papers' figures with a picture per run: t-SNE, classes of clients, and participation."""
 
-import csv
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import config_of
+from helpers import config_of, read_rows
 from omegaconf import OmegaConf
 
 from contrafed import report_command, run
@@ -124,9 +123,8 @@ def test_who_is_there_is_who_took_part(tmp_path, capsys):
     assert list(panels(figure)) == ["bernoulli", "cyclic"]
     for name, axes in panels(figure).items():
         took = np.zeros((5, 5))
-        with (tmp_path / name / "participants.csv").open() as file:
-            for row in csv.DictReader(file):
-                took[int(row["client"]), int(row["round"]) - 1] = 1
+        for row in read_rows(tmp_path / name / "participants.csv"):
+            took[int(row["client"]), int(row["round"]) - 1] = 1
         assert 0 < took.sum() < 25
         assert_shows(axes, took)
     (tmp_path / "bernoulli" / "participants.csv").write_text("round,client\n2,0\n2,3\n4,3\n")

@@ -46,10 +46,8 @@ def draw_noise(purpose, *shape, client=0):
 
 
 def replies_of(*sent, received=(1.0, 1.0)):
-    """Return replies of clients 0, 1, ... with a model of two numbers and two prototypes (C, D) = (2, 1).
-
-    Each prototype is of one example.
-    """
+    """Return replies of clients 0, 1, ... with a model of two numbers and two prototypes (C, D) = (2, 1)."""
+    # Each prototype is of one example.
     base = {"model/w": torch.tensor(received)}
     table = {"proto/mean": torch.tensor([[3.0], [4.0]]), "proto/count": torch.tensor([1.0, 1.0])}
     return Replies(

@@ -118,6 +118,7 @@ class Fragile(contrafed.engines.ray.Worker):
         return super()._results(records, batch, *states)
 
 
+@pytest.mark.slow
 @EACH_LEAST
 def test_a_client_that_kills_its_worker_fails_alone(tmp_path, monkeypatch, capsys, least):
     import ray
@@ -224,7 +225,7 @@ def test_a_worker_that_lost_its_gpu_ends(monkeypatch, said, ends):
     assert bool(ended) is ends
 
 
-@pytest.mark.parametrize("engine", ["ray engine.gpus_per_worker=0", "flower"])
+@pytest.mark.parametrize("engine", ["ray engine.gpus_per_worker=0", slow("flower")])
 def test_a_run_whose_clients_have_no_gpu_evaluates_without_one(tmp_path, monkeypatch, engine):
     """Otherwise its summary would name a GPU that trained nothing."""
     module, made = getattr(contrafed.engines, engine.split()[0]), []
@@ -272,7 +273,7 @@ def test_another_address_is_another_ray(monkeypatch):
     assert asked == ["local", "auto", "local"]
 
 
-@pytest.mark.parametrize(("options", "said"), [(("cpus_per_client=500",), "500"), (("gpus_per_client=1",), "1")])
+@pytest.mark.parametrize(("options", "said"), [slow(("cpus_per_client=500",), "500"), (("gpus_per_client=1",), "1")])
 def test_a_client_that_has_no_room_in_flowers_simulation_is_refused(tmp_path, options, said):
     with pytest.raises(UserError, match=rf"engine.[cg]pus_per_client={said} is more than the \d+ [CG]PUs that Ray has"):
         run_tiny(tmp_path / "run", "engine=flower", *(f"engine.{option}" for option in options))

@@ -50,9 +50,6 @@ def test_no_group_is_gone(project):
     assert {*GROUPS} <= project.choices.keys()
 
 
-# ------------------------------------------------------------------------------------ what the comparison of two records finds
-
-
 JOB = {"experiment": "paper/table", "scale": "full", "name": "pmfl-seed=0", "number": 0, "overrides": []}
 CONFIG = {"num_clients": 8, "published": {"plot": {"x": "num_clients"}, "cells": [{"value": "a"}]}, "output_dir": "here"}
 

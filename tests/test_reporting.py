@@ -1,6 +1,5 @@
 """A run's files: separate folders, readable files, summaries by hand, and figures with content."""
 
-import csv
 import json
 import logging
 import math
@@ -17,6 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers import read_rows
 from matplotlib import image
 from safetensors import safe_open
 
@@ -212,10 +212,8 @@ def test_names_with_commas_stay_one_cell(tmp_path):
     recorder.metric(1, "global", "fit", 'mean, "raw"', 1.0)
     recorder.clients(1, [7], "a,b", [2.0])
     recorder.close()
-    with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
-        assert list(csv.DictReader(file))[-1]["metric"] == 'mean, "raw"'
-    with (tmp_path / "run" / "clients.csv").open(newline="") as file:
-        assert list(csv.DictReader(file))[-1] == {"round": "1", "client": "7", "metric": "a,b", "value": "2.0"}
+    assert read_rows(tmp_path / "run" / "metrics.csv")[-1]["metric"] == 'mean, "raw"'
+    assert read_rows(tmp_path / "run" / "clients.csv")[-1] == {"round": "1", "client": "7", "metric": "a,b", "value": "2.0"}
 
 
 def test_a_run_that_ended_before_its_first_round_has_a_summary(tmp_path):

@@ -1,6 +1,6 @@
 """Common parts of strategies: both kinds of replies, a broadcast per client, scores by model, and the queried clients."""
 
-import csv
+from functools import cache
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -8,7 +8,19 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
-from helpers import Scalar, Schedule, close, config_of, digits_run, run_strategy, same, scalar_workspace, strategy_settings
+from helpers import (
+    Scalar,
+    Schedule,
+    close,
+    config_of,
+    digits_run,
+    read_rows,
+    run_strategy,
+    same,
+    scalar_workspace,
+    slow,
+    strategy_settings,
+)
 
 from contrafed.clients.fedavg import FedAvgClient
 from contrafed.config.run_config import server_of
@@ -67,9 +79,6 @@ def test_deltas_are_bit_for_bit_what_clients_would_have_sent(dtype):
     assert len(made) == 3
     assert all(same(a, b) for a, b in zip(made, sent, strict=True))
     assert {value.dtype for value in made[0].values()} == {dtype}
-
-
-# ----------------------------------------------------------------------------------------------- a broadcast per client
 
 
 def stub(settings, sizes):
@@ -145,7 +154,9 @@ def test_what_a_client_alone_receives_reaches_it_in_evaluation_too():
     assert asked[0].content["arrays"] is not asked[1].content["arrays"]
 
 
-# -------------------------------------------------------------------------------------------------------------- composition
+@cache
+def moon_on_digits(weights):
+    return digits_run("moon", 2, clients=5, weights=weights)[0][-1]
 
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
@@ -160,9 +171,8 @@ def test_what_a_client_alone_receives_reaches_it_in_evaluation_too():
     ],
 )
 def test_rules_over_changes_are_fedavg_where_all_take_part_and_clients_are_unequal(rule, neutral, weights):
-    fedavg, _ = digits_run("moon", 2, clients=5, weights=weights)
     models, _ = digits_run("moon", 2, clients=5, server=rule, weights=weights, **neutral)
-    close(models[-1], fedavg[-1], 1e-12)
+    close(models[-1], moon_on_digits(weights), 1e-12)
 
 
 @pytest.mark.parametrize(("weights", "expected"), [("uniform", 11.0), ("samples", 9.5)])
@@ -174,10 +184,8 @@ def test_rules_over_changes_are_fedavg_where_all_take_part_and_clients_are_unequ
     ],
 )
 def test_weights_by_absence_and_by_samples_multiply(rule, before, weights, expected):
-    """n = (1, 3), intervals (4, 1), D = (1, -2). Uniform weights give 10 + (4 - 2)/2.
-
-    Weights by samples have shares 1/2 and 3/2 and give 10 + (2 - 3)/2.
-    """
+    """n = (1, 3), intervals (4, 1), D = (1, -2). Uniform weights give 10 + (4 - 2)/2."""
+    # Weights by samples have shares 1/2 and 3/2 and give 10 + (2 - 3)/2.
     sizes = [1, 3]
     own = {"history_size": 0} if rule == "pmfl" else {}
     server = stub(strategy_settings("moon", server=rule, weights=weights, **own), sizes)
@@ -187,7 +195,7 @@ def test_weights_by_absence_and_by_samples_multiply(rule, before, weights, expec
     assert float(server.aggregate({"w": torch.tensor([10.0])}, replies)["w"]) == expected
 
 
-@pytest.mark.parametrize("name", ["fedper", "fedrep", "lgfedavg"])
+@pytest.mark.parametrize("name", ["fedper", slow("fedrep"), slow("lgfedavg")])
 def test_rules_over_changes_move_what_travels_and_nothing_else(name):
     reference, _ = digits_run(name, 2, clients=4)
     for server, changes in (("pmfl", {"history_size": 0}), ("fedau", {}), ("pmfl", {})):
@@ -197,9 +205,6 @@ def test_rules_over_changes_move_what_travels_and_nothing_else(name):
             assert torch.equal(value, models[0][n]) == (n not in rule.shared_names), n
         if changes or server == "fedau":
             close(models[-1], reference[-1], 1e-12)
-
-
-# ------------------------------------------------------------------------------------------------------ who is asked, rates
 
 
 def test_a_rule_chooses_once_a_round_and_knows_the_run():
@@ -260,9 +265,6 @@ def test_whether_there_are_personal_models_and_a_global_one(name, changes, perso
     assert (rule.personal, rule.has_global_model) == (personal, whole)
 
 
-# ------------------------------------------------------------------------------------------------------------------- scores
-
-
 def score_replies(rows, last=1):
     """Return the server's summary of evaluation replies: one dict of metrics per client, or a text for a client that fails."""
     identify()
@@ -296,8 +298,7 @@ def test_other_evaluated_models_are_reported_under_their_names():
 
 def rows_of(folder):
     """Return the accuracies in metrics.csv of the last round, by scope, split and name."""
-    with (folder / "metrics.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["round"] == "2" and row["metric"].endswith("accuracy")]
+    rows = [row for row in read_rows(folder / "metrics.csv") if row["round"] == "2" and row["metric"].endswith("accuracy")]
     return {(row["scope"], row["split"], row["metric"]): float(row["value"]) for row in rows}
 
 

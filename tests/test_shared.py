@@ -118,9 +118,6 @@ def test_what_is_read_cannot_be_written_to():
     pool.close()
 
 
-# ------------------------------------------------------------------------------------------------------------ broadcasts
-
-
 def test_a_broadcast_is_read_by_all_and_the_next_uses_the_same_memory():
     broadcast, workers = shared_memory.Broadcast(10**6), [{}, {}]
     names = set()

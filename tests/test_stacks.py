@@ -65,9 +65,6 @@ def test_stacked_dropout_sees_the_masks_that_each_client_alone_sees():
         close(train_model(1), alone)
 
 
-# --------------------------------------------------------------------------------------------- two phases that are unlike
-
-
 def together_and_alone(workspace, kind, rounds=2):
     """Compare the uploads, states and reports of a stack of all clients with those of each alone. No stack is retried."""
     clients = range(len(workspace.federation.partition.sizes))

@@ -1,12 +1,11 @@
 """Runs that end before their last round, and the callback of a notebook."""
 
-import csv
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import config_of
+from helpers import config_of, read_rows
 from reported import write_run
 from safetensors.torch import load_file
 from tiny import TINY_RUN
@@ -22,7 +21,7 @@ NO_LEARNING = "strategy.local.lr=1e-12"  # nothing is learned, so that no accura
 
 
 def metrics(folder):
-    return list(csv.DictReader((Path(folder) / "metrics.csv").open()))
+    return read_rows(Path(folder) / "metrics.csv")
 
 
 def accuracies(folder, scope="global"):

@@ -70,9 +70,6 @@ def unsent(expect_error):
     return check
 
 
-# ------------------------------------------------------------------------------------------------ a strategy's model
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -179,9 +176,6 @@ def test_a_rule_that_has_half_a_model_scored_later_ends_the_run_and_leaves_what_
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
-# ------------------------------------------------------------------------------------------------ what clients did not send
-
-
 @pytest.mark.parametrize("sums", ["mean", "weighted_sum", "weighted_terms"])
 def test_a_sum_of_what_no_client_sends_names_what_they_send(stops, sums):
     stops("Mine.aggregate", aggregate=lambda self, model, replies: getattr(replies, sums)("modle", np.ones(len(replies))))
@@ -195,9 +189,6 @@ def test_clients_may_send_nothing_or_none_of_the_model(expect_error):
     assert prototypes.mean("proto", one).keys() == {"mean"}
     with expect_error(kind=AbsentError):
         prototypes.mean("prot", one)
-
-
-# ------------------------------------------------------------------------------------------------------- metrics and state
 
 
 @pytest.mark.parametrize(
@@ -275,9 +266,6 @@ def test_a_state_may_hold_what_a_checkpoint_does():
     assert strategy.state.keys() == held.keys()
 
 
-# ---------------------------------------------------------------------------------------------------- who is asked, and what
-
-
 @pytest.mark.parametrize(
     "clients", [[0, 1, 99], [-1, 0], [1, 0, 1], np.array([0.0, 1.0]), np.array([True, False]), [[0, 1]], None]
 )
@@ -323,9 +311,6 @@ def test_what_the_broadcast_lacks_may_come_with_what_each_client_alone_receives(
     whole = lambda self, model, client, evaluating: FedAvg.broadcast(self, model)  # noqa: E731
     models, _ = digits_run("fedavg", 1, clients=2, rule=rule(broadcast=lambda self, model: {}, per_client_broadcast=whole))
     assert same(models[1], digits_run("fedavg", 1, clients=2)[0][1])
-
-
-# -------------------------------------------------------------------------------------------------------- before a run starts
 
 
 def test_a_rule_without_aggregate_is_none(monkeypatch, expect_error):
@@ -379,9 +364,6 @@ def test_what_can_be_told_before_a_run_is(tmp_path, monkeypatch, expect_error, h
     finally:
         for name in [name for name in sys.modules if name.split(".")[0] == "my_package"]:
             del sys.modules[name]
-
-
-# ---------------------------------------------------------------------------------------- participation rates
 
 
 @pytest.mark.parametrize(

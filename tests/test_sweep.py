@@ -1,10 +1,9 @@
 """Sweeps: an experiment's grid, the command line's changes to it, and resuming a stopped sweep."""
 
-import csv
 import time
 
 import pytest
-from helpers import check_overrides, checked_jobs, slow
+from helpers import check_overrides, checked_jobs, config_of, read_rows, slow
 from omegaconf import OmegaConf
 
 from contrafed.config.compose import compose_job, expand_jobs, read_grid, take_shard
@@ -138,6 +137,14 @@ def test_overrides_that_are_set_are_those_that_hydra_would_set():
     assert (plain.strategy.local.lr, plain.init_from) == (0.001, "a, b")
 
 
+def test_the_tests_put_together_what_hydra_composes():
+    asked = (
+        "strategy=moon", "strategy.server=fednova", "strategy.local.lr=0.5", "model=mlp", "model.hidden=[4]", "partition=iid",
+        "engine=local", "engine.stack_size=3", "privacy=central", "num_clients=3", "output_dir=x",
+    )  # fmt: skip
+    assert config_of(*asked) == OmegaConf.to_container(compose_job(list(asked)), resolve=True)
+
+
 def test_values_may_be_ranges_choices_and_globs():
     jobs = expand_jobs(["seed=range(0,3)", "strategy=glob(feda*)", "num_rounds=choice(1,2)"])
     assert {job.name.split("-")[0] for job in jobs} == {"seed=0", "seed=1", "seed=2"}
@@ -197,6 +204,7 @@ def test_what_is_no_axis_of_the_grid_changes_its_setting():
     assert run.composed["changed"] == ["strategy.local.lr=0.5"]
 
 
+@pytest.mark.slow
 def test_every_axis_of_a_grid_is_a_list_or_cases():
     found = {name: read_grid(name) for name in EXPERIMENTS}
     assert sum(bool(axes) for axes in found.values()) > 40
@@ -212,8 +220,11 @@ PUBLISHED = {
 
 def rows_of(paper, table):
     """Return the published rows of a table, as (dataset, setting, method, metric)."""
-    with (registry.CONF.parent / "contrafed" / "report" / "published" / f"{paper}.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["table"] == table and row["metric"] not in MEASURED_BY]
+    rows = [
+        row
+        for row in read_rows(registry.CONF.parent / "contrafed" / "report" / "published" / f"{paper}.csv")
+        if row["table"] == table and row["metric"] not in MEASURED_BY
+    ]
     return {tuple(row[key] for key in ("dataset", "setting", "method", "metric")) for row in rows}
 
 

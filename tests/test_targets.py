@@ -19,10 +19,8 @@ def targets(folder, *keys):
 
 
 def test_rounds_are_counted_to_fedavgs_last_in_the_same_setting(tmp_path):
-    """FedAvg's last accuracy differs under another pattern.
-
-    A method's own keys and its evaluation do not change the setting.
-    """
+    """FedAvg's last accuracy differs under another pattern."""
+    # A method's own keys and its evaluation do not change the setting.
     for pattern, last in (("full", 0.7), ("cyclic", 0.4)):
         here = {"participation": {"name": pattern}}
         write_run(tmp_path / f"fedavg-{pattern}", (0.1, 0.3, last), **here, evaluate_after="download")

@@ -1,6 +1,5 @@
 """Metrics in trackers, as well as in the CSV files."""
 
-import csv
 import importlib.util
 import json
 import struct
@@ -10,7 +9,7 @@ from types import ModuleType
 from typing import ClassVar
 
 import pytest
-from helpers import config_of
+from helpers import config_of, read_rows
 from tiny import TINY_RUN
 
 from contrafed.config.run_config import resolve
@@ -28,7 +27,7 @@ def run_tracked(folder, *overrides):
     """Run with a tracker, and return the rows of its metrics.csv as (name, round) -> value."""
     summary = run(config_of(*SMALL_RUN, f"output_dir={folder}", *overrides))
     assert summary["status"] == "finished"
-    rows = csv.DictReader((folder / "metrics.csv").open())
+    rows = read_rows(folder / "metrics.csv")
     return {(f"{r['scope']}/{r['split']}/{r['metric']}", int(r["round"])): float(r["value"]) for r in rows}
 
 

@@ -1,12 +1,11 @@
 """Bytes of messages: by count, as Flower serialises them, and by the papers' formulas."""
 
-import csv
 import io
 import math
 
 import numpy as np
 import pytest
-from helpers import Schedule, config_of, run_strategy, workspace_of
+from helpers import Schedule, config_of, read_rows, run_strategy, workspace_of
 from reported import write_run
 from tiny import TINY_RUN
 
@@ -100,8 +99,7 @@ def test_a_client_sends_as_much_where_replies_are_lost(tmp_path):
     """If half of the replies are lost, summary, log and tables still report the bytes of one reply."""
     lossy = ("strategy=fedcrl", "num_clients=4", "num_rounds=4", "participation=full", "participation.loss_rate=0.5")
     summary = run(config_of(*TINY_RUN, *lossy, "engine=local", f"output_dir={tmp_path / 'a'}"))
-    with (tmp_path / "a" / "metrics.csv").open() as file:
-        lost = [float(row["value"]) for row in csv.DictReader(file) if row["metric"] == "lost"]
+    lost = [float(row["value"]) for row in read_rows(tmp_path / "a" / "metrics.csv") if row["metric"] == "lost"]
     assert sum(lost) > 0
     assert summary["bytes_down_per_client"] == summary["bytes_up_per_client"]
     assert summary["bytes_up_by_formula"] == summary["bytes_up_per_client"] - 4 * 10

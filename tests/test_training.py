@@ -13,8 +13,6 @@ from contrafed.training import client_stack as stack_module
 from contrafed.training.base import DeadlineError, LocalError
 from contrafed.training.optimizers import Optimizer
 
-# ----------------------------------------------------------------------------------------------------------------- batches
-
 
 def test_batches_of_epochs_and_iterations():
     examples = np.arange(100, 110)
@@ -38,15 +36,10 @@ def test_exactly_one_of_epochs_and_iterations(expect_error):
             make_local_training(epochs=epochs, iterations=iterations)
 
 
-# --------------------------------------------------------------------------------------------------- gradients and clipping
-
-
 @pytest.mark.parametrize("stack_size", [1, 3])
 def test_gradients_are_whole_in_their_parameters_layout_and_gone_after_the_step(monkeypatch, stack_size):
-    """Autograd may return one tensor for two parameters, or one that is expanded or in another layout.
-
-    Clipping writes in place.
-    """
+    """Autograd may return one tensor for two parameters, or one that is expanded or in another layout."""
+    # Clipping writes in place.
     config = config_of(
         "strategy=fedavg", "num_clients=30", "model=cnn_pmfl", "model.hidden=[8]", "strategy.local.clip_norm=0.01"
     )
@@ -83,9 +76,6 @@ def test_clipping_bounds_each_clients_gradient():
     assert moved == pytest.approx(0.01, rel=1e-3)
 
 
-# ------------------------------------------------------------------------------------------------- rates and optimisers
-
-
 def test_learning_rate_decays_per_round():
     """lr at round 501 is 0.1 * 0.998^500 = 0.0367512 (F7)."""
     local_training = make_local_training(epochs=1, batch_size=1, lr_decay=0.998)
@@ -102,10 +92,8 @@ def test_learning_rate_decays_per_local_epoch():
 
 
 def test_proximal_weight_by_hand():
-    """w goes from 2 to 1.8. The gradient is then 1.8 + 0.5 * (1.8 - 2) = 1.7, so w is 1.63.
-
-    mu/2 |w - W|^2 equals FedProx's own key to the last bit.
-    """
+    """w goes from 2 to 1.8. The gradient is then 1.8 + 0.5 * (1.8 - 2) = 1.7, so w is 1.63."""
+    # mu/2 |w - W|^2 equals FedProx's own key to the last bit.
     values = run_scalar("fedavg", [[0]], targets=(0,), local={"proximal_weight": 0.5})
     assert values == pytest.approx([1.63], rel=1e-12)
     for rounds in ([[0]], [[0, 1], [2], [0, 1, 2]]):
@@ -138,9 +126,6 @@ def test_kept_optimisers_go_on_where_they_were(optimizer):
     assert kept[-1] == pytest.approx(w.item(), rel=1e-12)
     again = run_scalar("fedavg", [[0]] * 2, targets=(0,), local=local | {"keep_optimizer": False})
     assert again[-1] != pytest.approx(w.item(), rel=1e-6)
-
-
-# ---------------------------------------------------------------------------------------------------------- order and time
 
 
 def passes(epochs):

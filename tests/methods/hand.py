@@ -63,9 +63,6 @@ EPOCH = {"epochs": 1, "iterations": None, "batch_size": 7, "optimizer": "sgd", "
 ROUNDS = [[0, 1, 2, 3], [1, 3, 4, 5], [0, 1, 6, 7]]
 
 
-# ----------------------------------------------------------------------------------------------------------------- a client
-
-
 def client_of(name, **changes):
     """Return a client whose representation of every image is its two parameters."""
     settings = config_of("num_clients=1") | {"strategy": strategy_settings(name, **changes)}
@@ -97,9 +94,6 @@ def prototypes_of(workspace, clients):
     params = {n: v.expand(len(clients), *v.shape) for n, v in workspace.initial.items()}
     examples = [workspace.federation.partition.train(client) for client in clients]
     return tuple(client.prototypes(ClientStack(clients, examples, 1, params, {}, {})).values())
-
-
-# --------------------------------------------------------------------------------------------------------------- a strategy
 
 
 def rule_of(name, sizes=(1,), down=None, **changes):
@@ -137,9 +131,6 @@ def path(strategy, updates, start=0.0):
         models.append(float(model["w"]))
         sent.append(float(strategy.broadcast(model)["model/w"]))
     return models, sent
-
-
-# --------------------------------------------------------------------------------------------------------------- whole runs
 
 
 def golden_memory(name, rounds, **changes):

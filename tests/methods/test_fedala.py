@@ -16,10 +16,8 @@ def memory(own, blend=1.0, rounds=2.0):
 
 
 def learn_blend(passes_of, **changes):
-    """Return A after a round of one client, with f = (theta - 1)^2 / 2, own 0, W = 2, eta = 0.1.
-
-    ``passes_of``: the client's number of past rounds.
-    """
+    """Return A after a round of one client, with f = (theta - 1)^2 / 2, own 0, W = 2, eta = 0.1."""
+    # ``passes_of``: the client's number of past rounds.
     changes = {"blend_lr": 0.1, "share": 1.0, "local": {"iterations": 0}} | changes
     client = scalar_client("fedala", 1, **changes)
     client.client_states = [memory(0.0, rounds=passes_of)]

@@ -40,9 +40,6 @@ def test_interval_weights_approach_one_over_p():
 @pytest.mark.parametrize(("p", "share"), [(0.02, 0.636), (0.1, 0.995), (0.402, 1.0)])
 @pytest.mark.parametrize("lag", [False, True])
 def test_a_client_counts_as_if_it_were_always_there(p, share, lag):
-    """P13: a client's weights over all rounds sum to their number.
-
-    The cutoff leaves 1 - (1 - p)^C of it for rare clients.
-    """
+    """P13: a client's weights over all rounds sum to their number. The cutoff leaves 1 - (1 - p)^C of it for rare clients."""
     path = np.random.default_rng(1).random(100_000) < p
     assert sum(weights_along(path, 50, lag)) / len(path) == pytest.approx(share, rel=0.03)

@@ -23,10 +23,8 @@ def test_weights_by_hand():
 
 
 def test_weights_over_all_clients_by_hand():
-    """K = 4 and p = (1/2, 1/4, 1, 1): Delta = (1, 3) of two clients gives 4 / 4, and (2 + 12) / 4.
-
-    One of them alone gives half of FedAvg's step.
-    """
+    """K = 4 and p = (1/2, 1/4, 1, 1): Delta = (1, 3) of two clients gives 4 / 4, and (2 + 12) / 4."""
+    # One of them alone gives half of FedAvg's step.
     known = SimpleNamespace(probability=lambda: np.array([0.5, 0.25, 1, 1]))
     for weights, moved in (("all_clients", [1.0, 1.5, 1.5]), ("known_probability", [3.5, 4.5, 4.5])):
         for rate in (1.0, 10.0):

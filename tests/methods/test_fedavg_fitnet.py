@@ -10,10 +10,8 @@ from contrafed.core.split_model import Features
 
 
 def test_by_hand(monkeypatch):
-    """h (1, 2, 2) with the hint (1, 0, 0) gives 8/3, not 4.
-
-    With a second level (0, 3) and (0, 1) it is (8/3 + 2) / 2, and the second level alone gives 2.
-    """
+    """h (1, 2, 2) with the hint (1, 0, 0) gives 8/3, not 4."""
+    # With a second level (0, 3) and (0, 1) it is (8/3 + 2) / 2, and the second level alone gives 2.
     h, second = torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64), torch.tensor([[0.0, 1.0]], dtype=torch.float64)
     own = torch.tensor([[0.0, 3.0]], dtype=torch.float64)
     two = ((h, second), (own,))

@@ -1,12 +1,11 @@
 """FedCRL and FedCoSR: loss, blend and aggregation by hand, the reductions, and the client state."""
 
-import csv
 import math
 
 import pytest
 import torch
 from hand import client_of, heads, losses_of, rule_of, whole
-from helpers import close, config_of, same, workspace_of
+from helpers import close, config_of, read_rows, same, workspace_of
 
 from contrafed.runs.run import run
 from contrafed.server.base import Replies, Reply
@@ -191,9 +190,6 @@ def test_golden_aggregation():
     assert sent["proto/valid"].tolist() == [1.0, 1.0]
 
 
-# -------------------------------------------------------------------------------------------------------------- reductions
-
-
 def test_fedcosr_is_fedcrl_bit_for_bit():
     for a, b in zip(whole("fedcrl")[:2], whole("fedcosr")[:2], strict=True):
         assert same(a, b)
@@ -220,9 +216,6 @@ def test_without_separation_contrast_and_blend_it_is_fedavg():
     crl, _, _ = whole("fedcrl", contrast_weight=0.0, blend="global", separate=False)
     fedavg, _, _ = whole("fedavg")
     close(crl, fedavg)
-
-
-# ------------------------------------------------------------------------------------- personal parts and evaluated models
 
 
 def test_bytes_match_the_papers_formula():
@@ -254,8 +247,7 @@ def test_clients_are_evaluated_by_their_own_bodies_though_everything_may_travel(
     summary = run(config | {"save_personal": True, "output_dir": f"{tmp_path}/run"})
     assert (summary["accuracy_final"] is None) == separate
     assert 0 < summary["personal_accuracy_mean"] <= summary["personal_accuracy_best"] <= 1
-    with open(tmp_path / "run" / "metrics.csv") as file:
-        kinds = {(row["scope"], row["split"], row["metric"]) for row in csv.DictReader(file)}
+    kinds = {(row["scope"], row["split"], row["metric"]) for row in read_rows(tmp_path / "run" / "metrics.csv")}
     assert ("personal", "test", "accuracy_worst_decile") in kinds
     assert (("global", "test", "accuracy") in kinds) != separate
     assert not any(scope == "global" and split == "clients" for scope, split, _ in kinds)

@@ -46,10 +46,8 @@ def shares(h, v, cut=0.001):
 
 
 def test_mixtures_by_hand():
-    """V = (1, 1) and |h_1 - h_2|^2 = 4 give (5/6, 1/6) and (1/6, 5/6).
-
-    Equal statistics give a uniform mixture, and one client its own head.
-    """
+    """V = (1, 1) and |h_1 - h_2|^2 = 4 give (5/6, 1/6) and (1/6, 5/6)."""
+    # Equal statistics give a uniform mixture, and one client its own head.
     first, second = shares([[[0.0, 0.0]], [[2.0, 0.0]]], [1.0, 1.0])
     np.testing.assert_allclose(first, [5 / 6, 1 / 6], atol=1e-8)
     np.testing.assert_allclose(second, [1 / 6, 5 / 6], atol=1e-8)

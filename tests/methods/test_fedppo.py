@@ -37,10 +37,8 @@ def test_rewards_by_hand():
 
 
 def test_who_is_rewarded_for_what_by_hand():
-    """Clients with 3 and 1 examples have acc 0.5 and 0.7.
-
-    The received model has 0.4 and 0.8, so acc_G = 0.5. The losses fell by 1 and 3.
-    """
+    """Clients with 3 and 1 examples have acc 0.5 and 0.7."""
+    # The received model has 0.4 and 0.8, so acc_G = 0.5. The losses fell by 1 and 3.
     rule = rule_of("fedppo", (3, 1), update_every=2)
     rule.state["loss"][:], rule.drawn = [2.0, 5.0], {"chosen": torch.tensor([1, 0])}
     rule.round = Round(1, np.array([0, 1]))
@@ -127,10 +125,8 @@ def test_the_agent_learns_whom_to_choose():
 
 
 def move_actor(how, ratios=(1.0, 1.0)):
-    """Return how far the actor's last numbers move in learning that client 0 pays and client 1 does not, and Adam's steps.
-
-    Both have probability 1/2. ``ratios`` divide it by the probability at selection.
-    """
+    """Return how far the actor's last numbers move in learning that client 0 pays and client 1 does not, and Adam's steps."""
+    # Both have probability 1/2. ``ratios`` divide it by the probability at selection.
     agent, adam, both = fresh_agent(2, seed=0), {}, torch.ones(2, dtype=torch.bool)
     rollout = [
         {"state": torch.ones(3), "allowed": both, "chosen": torch.tensor([k]), "logs": torch.tensor([math.log(0.5 / ratio)])}

@@ -46,14 +46,9 @@ def each(pairs, features, y, **changes):
     return [float(v) for v in _first(pairs, features, torch.tensor(y), config)]
 
 
-# ----------------------------------------------------------------------------------------------------------------- by hand
-
-
 def test_both_forms_by_hand():
-    """F2: a positive at 0.8, a negative at 0.1, tau = 0.05.
-
-    Form C gives log(1 + e^-14) and 0.018150. Form P gives the same contrast and 16.
-    """
+    """F2: a positive at 0.8, a negative at 0.1, tau = 0.05."""
+    # Form C gives log(1 + e^-14) and 0.018150. Form P gives the same contrast and 16.
     features, y = features_of(0.8, 0.1), [0, 0, 1]
     contrast, penalty = each(_hard, features, y)
     assert contrast == pytest.approx(math.log1p(math.exp(-14)), rel=1e-6)
@@ -91,10 +86,8 @@ def test_the_whole_loss_of_a_network_of_two_stages(pairs, form, levels, compared
 
 
 def test_the_released_codes_beta_raises_the_negatives_and_not_the_penaltys_weight():
-    """F2 with beta = 2: 20 ln 2 is added to each negative's logit, in form C also to the penalty's.
-
-    Otherwise the penalty doubles.
-    """
+    """F2 with beta = 2: 20 ln 2 is added to each negative's logit, in form C also to the penalty's."""
+    # Otherwise the penalty doubles.
     features, y, raised = features_of(0.8, 0.1), [0, 0, 1], 20 * math.log(2)
     plain = each(_hard, features, y)
     contrast, penalty = each(_hard, features, y, negative_weight=2.0)
@@ -249,8 +242,6 @@ def test_the_second_view_moves_no_draw_and_needs_augmentation():
         workspace_of(config_of("strategy=fedcl", "strategy.views=2", "strategy.local.augment=[]"))
 
 
-# -------------------------------------------------------------------------------------------------------------- reductions
-
 PLAIN_TRAINING = {"epochs": None, "iterations": 3, "batch_size": 16, "augment": []}
 
 
@@ -328,9 +319,6 @@ def test_levels_of_the_resnet():
 def test_it_remembers_nothing():
     workspace = workspace_of(config_of("strategy=fedrcl", "num_clients=4", "model=mlp"))
     assert not workspace.client_class.has_client_state(workspace.model, workspace.config)
-
-
-# --------------------------------------------------------------------------------------------------------------- precision
 
 
 @pytest.mark.parametrize("stack_size", [1, 4])

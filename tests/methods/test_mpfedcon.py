@@ -13,10 +13,7 @@ from contrafed.training.losses import cosine
 
 
 def test_contrast_by_hand():
-    """M2: equal cosines give ln 2.
-
-    M3: cos(z, z_glob) = 1, cos(z, z_con) = 0 and T = 0.5 give 0.126928, and the bounds.
-    """
+    """M2: equal cosines give ln 2. M3: cos(z, z_glob) = 1, cos(z, z_con) = 0 and T = 0.5 give 0.126928, and the bounds."""
     client = client_of("mpfedcon")
     for now, start, centre, expected in (
         ([1.0, 1.0], [[1.0, 0.0]], [[0.0, 1.0]], math.log(2)),

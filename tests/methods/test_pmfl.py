@@ -26,8 +26,6 @@ from contrafed.training.losses import unit
 
 PLAIN_SETTINGS = {"contrast_weight": 0.0}
 
-# --------------------------------------------------------------------------------------------------------------- the client
-
 
 def angle(cos):
     return [cos, math.sqrt(1 - cos**2)]
@@ -102,10 +100,8 @@ def test_literal_with_one_previous_model_is_moons_loss():
 
 @pytest.mark.parametrize("start", ["received", "previous"])
 def test_buffer_holds_the_last_iterates_across_rounds(start):
-    """N = 3, two steps a round: after two rounds the buffer holds iterates 1, 2 and 3 of the four start models.
-
-    With ``buffer_start=previous`` the second round's first step adds the final model of the first round.
-    """
+    """N = 3, two steps a round: after two rounds the buffer holds iterates 1, 2 and 3 of the four start models."""
+    # With ``buffer_start=previous`` the second round's first step adds the final model of the first round.
     local = {"iterations": 2, "batch_size": 1, "lr": 0.1}
     threshold = {"received": "previous", "previous": "literal"}[start]  # each needs the previous model in the client state
     strategy = strategy_settings("pmfl", buffer_size=3, buffer_start=start, threshold=threshold, local=local)
@@ -243,9 +239,6 @@ def test_asks_each_frozen_model_once_for_all_steps_that_need_it():
         gc.enable()
     batch = config["strategy"]["local"]["batch_size"]
     assert sorted(calls) == [batch * steps for steps in (1, 1, 2, 2, 3, 3, 4, 5, 5, 5)]
-
-
-# -------------------------------------------------------------------------------------------------- golden runs, reductions
 
 
 def test_without_its_parts_and_with_lagged_weights_it_is_fedau():

@@ -83,10 +83,8 @@ def test_where_the_next_step_starts(step, models):
 
 
 def test_history_warmup():
-    """H = 4, psi = 1/2, models 8 and then 0: with one older model, 8, and then with two, 0 and 8.
-
-    ``available`` takes their mean, ``wait`` none before there are three, and ``pad`` the first model, 8, for missing ones.
-    """
+    """H = 4, psi = 1/2, models 8 and then 0: with one older model, 8, and then with two, 0 and 8."""
+    # ``available`` takes their mean, ``wait`` none before there are three, and ``pad`` the first model, 8, for missing ones.
     for warmup, second, third in (("available", 8 / 2, (0 + 8) / 2 / 2), ("wait", 0, 0), ("pad", 8 / 2, (0 + 8 + 8) / 3 / 2)):
         rule = server({"history_size": 4, "history_warmup": warmup}, num_rounds=10**9)
         assert aggregate(rule, 0, 8.0, {}) == pytest.approx(8.0)
