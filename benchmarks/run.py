@@ -81,7 +81,7 @@ def loop(setting: str, clients: int) -> float:
 
     from contrafed import compose
     from contrafed.core.client_run import choose
-    from contrafed.core.split_model import build_model
+    from contrafed.core.build import build_model
 
     torch.set_num_threads(1)
     _, _, steps, size = SETTINGS[setting]
@@ -140,7 +140,7 @@ def pfl(setting: str, folder: Path) -> dict[str, float]:
 
     from contrafed import compose
     from contrafed.core.client_run import choose
-    from contrafed.core.split_model import build_model
+    from contrafed.core.build import build_model
 
     _, clients, steps, size = SETTINGS[setting]
     rounds, warm_up = ROUNDS[setting]
@@ -198,7 +198,7 @@ def plain(setting: str, folder: Path) -> dict[str, float]:
 
     from contrafed import compose
     from contrafed.core.client_run import choose
-    from contrafed.core.split_model import build_model
+    from contrafed.core.build import build_model
 
     _, clients, steps, size = SETTINGS[setting]
     rounds, warm_up = ROUNDS[setting]

@@ -17,13 +17,14 @@ from contrafed.core.client_run import Choice, choose
 from contrafed.core.errors import UserError
 from contrafed.core.layers import HalvingPool, group_norm
 from contrafed.core.randomness import torch_generator
-from contrafed.core.split_model import SplitModel, Stages, build_model
+from contrafed.core.build import build_model
+from contrafed.core.split_model import SplitModel, Stages
 from contrafed.models.resnet18 import Strided
 from contrafed.models.shufflenet import Unit
 from contrafed.training.batches import Batches, draw_dropout
 from contrafed.training.client_stack import ClientStack
 
-MODELS = sorted(registry.choices("model"))
+MODELS = sorted(registry.choices("model").keys() - {"torch"})  # tests/test_networks.py has that one
 SMALL_MODELS = ("mlp", "cnn", "cnn_pmfl", "cnn5", "lenet")
 
 

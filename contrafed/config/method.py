@@ -19,7 +19,8 @@ from contrafed.core.buffers import has_batch_norm
 from contrafed.core.client_run import choose
 from contrafed.core.errors import UserError
 from contrafed.core.privacy import central, none
-from contrafed.core.split_model import SplitModel, build_model
+from contrafed.core.build import build_model
+from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import Tensors
 from contrafed.data.participation import make_participation, pattern_class_of
 from contrafed.server.aggregation import make_aggregation

@@ -90,7 +90,7 @@ def run_resolved(wanted: Run, *, unique: bool = True, on_round: OnRound | None =
     model = make_model(wanted.client, federation)
     check_model(wanted, model)
     check_batches(wanted, model, federation.partition.sizes)
-    initial_model(model.tensors(), initial_file(wanted))
+    initial_model(model.tensors(), initial_file(wanted), model.frozen_tensors())
     ready = with_folder(wanted, federation.data.fingerprint, unique)
     assert ready.folder is not None
     with alone(ready.folder):

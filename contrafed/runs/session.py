@@ -27,7 +27,15 @@ from contrafed.runs import checkpoint
 from contrafed.runs.diagnostics import Logged
 from contrafed.runs.early_stopping import Stopping
 from contrafed.runs.evaluation import evaluate, find_divergence, initial_file, initial_model, test_examples
-from contrafed.runs.notices import said_of_attackers, said_of_delta, said_of_norms, said_of_scale, said_of_small, warn_of_large
+from contrafed.runs.notices import (
+    describe_model,
+    said_of_attackers,
+    said_of_delta,
+    said_of_norms,
+    said_of_scale,
+    said_of_small,
+    warn_of_large,
+)
 from contrafed.runs.output import Progress, RoundLog, select_shown_scores
 from contrafed.runs.recording import facts, open_recorder
 from contrafed.runs.trackers import Followed
@@ -66,7 +74,7 @@ class Session:
         self.members = grid.members(run.client, self.workspace.federation, self.places)
         check_batches(run, self.workspace.model, self.members.sizes)
         self.rounds = 0 if run.evaluate_only else run.num_rounds
-        self.model = initial_model(self.workspace.initial, initial_file(run))
+        self.model = initial_model(self.workspace.initial, initial_file(run), self.workspace.model.frozen_tensors())
         # What is wrong with the global model now, empty for nothing.
         self.divergence, self.initial_norm = "", norm(self.model.values())
         self.strategy = make_strategy(run, self.workspace, self.members, self.rounds)
@@ -152,7 +160,8 @@ class Session:
         run, members = self.run, self.members
         data = self.workspace.federation.data
         lines = [describe_loaded(data) if len(data.y) else "", *data.warnings]
-        lines += [said_of_small(self.workspace), said_of_norms(self.workspace), said_of_attackers(run)]
+        lines += [*describe_model(self.workspace), said_of_small(self.workspace)]
+        lines += [said_of_norms(self.workspace), said_of_attackers(run)]
         lines += [self._explain_unscored(), said_of_delta(run), warn_of_large(members.sizes, members.own_data)]
         follow = [f"to follow it: {self.tracker.line}"] if self.tracker.line else []
         if self.resumed is not None:
@@ -245,7 +254,7 @@ class Session:
             closing.callback(self.recorder.close)
             left = self._get_final_model()
             self.logged.finish(self.recorder, left, status)
-            self.recorder.save_model(left, about)
+            self.recorder.save_model(left | self.workspace.model.frozen_tensors(), about)
             seconds = time.perf_counter() - self.began
             spent = {"privacy": run.privacy.name, **self.budget.about()} if self.budget is not None else {}
             told = {

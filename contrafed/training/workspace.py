@@ -1,18 +1,21 @@
 """Hold what a process needs to run clients of one experiment: the data, the model's shape, and the method's client."""
 
 import inspect
+import math
 import textwrap
 from functools import lru_cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from flwr.client import NumPyClient
 from torch import Tensor
 
 from contrafed.core import registry
 from contrafed.core.client_run import Choice, ClientRun
 from contrafed.core.errors import UserError
-from contrafed.core.split_model import SplitModel, build_model
+from contrafed.core.build import build_model
+from contrafed.core.split_model import SplitModel
 from contrafed.data.federation import Federation, load_federation
 from contrafed.training.loop import PARTS, parts_fault
 
@@ -77,26 +80,48 @@ class Workspace:
                 f"the images take {data.x.nbytes / 1e9:.1f} GB, for which the GPU has no room: engine=local engine.device=cpu, "
                 "a smaller dataset.fraction, or with engine=ray fewer engine.workers and a larger engine.gpus_per_worker"
             ) from error
-        fitting = max(1, min(EVALUATION_BATCH_ELSEWHERE, EVALUATION_NUMBERS // self.x[0].numel())) if len(self.x) else 1
+        numbers = self.x[0].numel() if len(self.x) else EVALUATION_NUMBERS
+        if self.model.image_size is not None:
+            numbers = max(numbers, 3 * math.prod(self.model.image_size))
+        fitting = max(1, min(EVALUATION_BATCH_ELSEWHERE, EVALUATION_NUMBERS // numbers))
         self.evaluation_batch = EVALUATION_BATCH if self.device.type == "cpu" else fitting
+        if self.model.image_size is not None:
+            self.evaluation_batch = min(self.evaluation_batch, fitting)
         # (x/255 - mean) / std as one multiplication and one addition. There is a factor per number of an image, because a
         # vector operation over three channels at a time is five times as slow.
-        mean = torch.tensor(data.mean, dtype=dtype, device=self.device)
-        std = torch.tensor(data.std, dtype=dtype, device=self.device)
-        every = torch.zeros(self.x.shape[1:], dtype=dtype, device=self.device)
+        mean, std = (self._spread(values) for values in (data.mean, data.std))
+        every = torch.zeros((*self.x.shape[1:3], len(mean)), dtype=dtype, device=self.device)
         self.scale, self.shift = every + 1 / (255 * std), every - mean / std
+
+    def _spread(self, values: tuple[float, ...]) -> Tensor:
+        """Return the mean or the deviation of each channel that the model takes, given those of the data or of colour images."""
+        channels = self.model.takes_channels or self.x.shape[3]
+        found = torch.tensor(values, dtype=self.dtype, device=self.device)
+        return found if len(found) == channels else found.mean().expand(channels)
 
     def images(self, index: Tensor) -> Tensor:
         """Return normalised images (..., C, H, W), channels last in memory, of the examples ``index`` (...)."""
         return self.normalise_images(self.x.index_select(0, index.reshape(-1)).unflatten(0, index.shape))
 
     def normalise_images(self, raw: Tensor) -> Tensor:
-        """Normalise raw images (..., H, W, C) uint8 to (..., C, H, W)."""
-        return raw.to(self.dtype).mul_(self.scale).add_(self.shift).movedim(-1, -3)
+        """Normalise raw images (..., H, W, C) uint8 to (..., C, H, W), with the channels and the size that the model takes."""
+        if raw.shape[-1] == self.scale.shape[-1]:
+            found = raw.to(self.dtype).mul_(self.scale).add_(self.shift).movedim(-1, -3)
+        else:  # grey images for a network of colour images
+            found = (raw.to(self.dtype) * self.scale).add_(self.shift).movedim(-1, -3)
+        return found if self.model.image_size is None else resize_images(found, self.model.image_size)
 
     def labels(self, index: Tensor) -> Tensor:
         """Return labels (...) of the examples ``index`` (...)."""
         return self.y.index_select(0, index.reshape(-1)).reshape(index.shape)
+
+
+def resize_images(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return images (..., C, H, W) in another size, by bilinear interpolation with antialiasing as torchvision's Resize."""
+    flat = images.reshape(-1, *images.shape[-3:])
+    if not len(flat):
+        return images.new_empty((*images.shape[:-2], *size))
+    return F.interpolate(flat, size, mode="bilinear", antialias=True).reshape(*images.shape[:-2], *size)
 
 
 def make_model(run: ClientRun, federation: Federation) -> SplitModel:
