@@ -1,6 +1,5 @@
 """model=torch: any nn.Module is split at its head, its weights come from a file, a part of it is frozen, and its layers drop."""
 
-import json
 from functools import cache
 
 import numpy as np
@@ -261,7 +260,8 @@ def test_engines_agree_bit_for_bit_with_all_that_drops(tmp_path):
     for engine in (["engine=local"], ["engine=ray", "engine.workers=1"], ["engine=flower"]):
         folder = tmp_path / engine[0].partition("=")[2]
         wanted = [value for value in RUN if not value.startswith("engine")]
-        run(config_of(*wanted, *engine, "model.freeze=[stem.0.*]", f"output_dir={folder}"))
+        changes = ("model.target=torchvision.models.efficientnet_b0", "model.freeze=[features.0.*]", "dataset.fraction=0.1")
+        run(config_of(*wanted, *engine, *changes, f"output_dir={folder}"))
         models.append(load_file(folder / "model.safetensors"))
     assert same(models[0], models[1])
     assert same(models[0], models[2])
@@ -294,11 +294,11 @@ NETWORKS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("target", "args", "head", "more"), NETWORKS, ids=[each[0] for each in NETWORKS])
 def test_networks_that_people_have(target, args, head, more, tmp_path, capsys):
-    """Without downloads. Two clients as a stack, and alone, give the same accuracy and nearly the same model."""
+    """Without downloads. Two clients as a stack, and alone, give nearly the same model."""
     pytest.importorskip(target.partition(".")[0])
     models = []
     for stack in (1, 2):
-        changes = (f"model.target={target}", f"model.args={json.dumps(args)}", f"model.head={head}", f"engine.stack_size={stack}")
+        changes = (f"model.target={target}", "model.args={" + ", ".join(f"{key}: {value}" for key, value in args.items()) + "}", f"model.head={head}", f"engine.stack_size={stack}")
         small = ("num_clients=2", "num_rounds=1", "eval_every=1", "strategy.local.lr=0.01", "dataset.fraction=0.1")
         summary = run(config_of(*RUN, *small, *changes, *more, f"output_dir={tmp_path}/{stack}"))
         assert summary["failures"] == 0

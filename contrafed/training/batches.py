@@ -15,7 +15,7 @@ from contrafed.core.drawn import NETWORK, NUMBERS
 from contrafed.core.randomness import generator, torch_generator
 from contrafed.core.tensors import Tensors
 from contrafed.training.augment import augment_images, draw_augmentation
-from contrafed.training.client_stack import ClientStack, each_image
+from contrafed.training.client_stack import ClientStack, describe_shapes, each_image
 from contrafed.training.local_training import LocalTraining
 
 
@@ -28,6 +28,11 @@ class Batch(NamedTuple):
     # For a model with dropout: by layer, factors 0 or 1/(1-p) (B, b, D) on its input. Under NETWORK: a number of each example
     # (B, b, 1), by which layers within a network drop (contrafed/core/drawn.py).
     dropout: dict[str, Tensor]
+
+    def __repr__(self) -> str:
+        """Return shapes, not the numbers."""
+        known = {"x": self.x, "y": self.y, "mask": self.mask} | {f"dropout[{name!r}]": v for name, v in self.dropout.items()}
+        return f"Batch({describe_shapes(known)})"
 
 
 class Source(NamedTuple):
