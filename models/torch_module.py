@@ -3,7 +3,6 @@
 import importlib
 import inspect
 import typing
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,9 +33,9 @@ class Network(nn.Module):
         super().__init__()
         self.name, self.sizes = name, (head.in_features, head.out_features)
         self.net = net
-        self.put(nn.Identity())
+        self.place_head(nn.Identity())
 
-    def put(self, layer: nn.Module) -> None:
+    def place_head(self, layer: nn.Module) -> None:
         """Put a layer where the head was."""
         self.net.set_submodule(self.name, layer)
 
@@ -49,13 +48,13 @@ class Network(nn.Module):
         return found
 
     def split_fault(self, x: Tensor) -> str:
-        """Return why the layer is not the head of the network, tried on images ``x``; empty if it is."""
+        """Return why the layer is not the head of the network, tried on images ``x``. It is empty if it is."""
         head = nn.Linear(*self.sizes)
-        self.put(head)
+        self.place_head(head)
         try:
             whole = self(x)
         finally:
-            self.put(nn.Identity())
+            self.place_head(nn.Identity())
         fault = f"model.head: {self.name} is not the last layer, so what follows it would be lost. Fix: the last layer"
         try:
             z = self(x)
@@ -87,7 +86,9 @@ class Encoder(Stages):
         return body.split_fault(x) or (f"model.target: {DRAWS}" if body.draws(x) else "")
 
 
-DRAWS = "its forward pass draws at random outside layers of dropout. Fix: rates of 0 in model.args, such as attention_dropout: 0"
+DRAWS = (
+    "its forward pass draws at random outside layers of dropout. Fix: rates of 0 in model.args, such as attention_dropout: 0"
+)
 
 
 def build(config: Config, in_channels: int, image_size: tuple[int, int], num_classes: int) -> SplitModel:
@@ -112,7 +113,9 @@ def build(config: Config, in_channels: int, image_size: tuple[int, int], num_cla
     replace_drawing(net)
     if left := [layer_name for layer_name, layer in net.named_modules() if drops(layer)]:
         fix = "Fix: a rate of 0 in model.args, such as attention_dropout: 0"
-        raise UserError(f"model.target: {left[0]} drops within its forward pass, where its draws cannot be equal everywhere. {fix}")
+        raise UserError(
+            f"model.target: {left[0]} drops within its forward pass, where its draws cannot be equal everywhere. {fix}"
+        )
     for layer in net.modules():
         if getattr(layer, "inplace", False) is True:
             layer.inplace = False  # type: ignore[assignment]
@@ -166,7 +169,9 @@ def _import(target: str) -> Any:
     try:
         module = importlib.import_module(package)
     except ModuleNotFoundError as error:
-        line = f"model.target: {target} needs the package {error.name}, which is not installed. Fix: install it, or check the path"
+        line = (
+            f"model.target: {target} needs the package {error.name}, which is not installed. Fix: install it, or check the path"
+        )
         raise UserError(line) from error
     except Exception as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

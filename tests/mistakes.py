@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-CLIENT = '''
+CLIENT = """
 import random
 from dataclasses import dataclass
 import numpy as np
@@ -33,8 +33,8 @@ class Mine(Client):
 
     def extra(self, features, batch, params):
         return masked_mean(features.z.square().sum(1), batch.mask)
-'''
-MODEL = '''
+"""
+MODEL = """
 @dataclass(frozen=True)
 class Config:
     pass
@@ -56,8 +56,8 @@ class Net(nn.Module):
 def build(config, in_channels, image_size, num_classes):
     stages = [Net(in_channels), nn.Linear(4, 5)]
     return SplitModel(Stages(stages, [nn.Identity(), {tail}]), nn.Identity(), nn.Linear(5, num_classes))
-'''
-DATA = '''
+"""
+DATA = """
 @dataclass(frozen=True)
 class Config(Common):
     pass
@@ -69,8 +69,8 @@ def load(config, name):
     x = rng.integers(0, 200, (240, 9, 9), dtype=np.uint8) + (20 * y[:, None, None]).astype(np.uint8)
     {code}
     return make_images(x, y, np.arange(240) % 4 == 0)
-'''
-STRATEGY = '''
+"""
+STRATEGY = """
 
 @dataclass(frozen=True)
 class Config(Weights):
@@ -80,7 +80,7 @@ class Config(Weights):
 class MyStrategy(FedAvg):
     def aggregate(self, model, replies):
         {code}
-'''
+"""
 
 
 class Mistake(NamedTuple):
@@ -103,7 +103,13 @@ TASK = "task = self.task_loss(features, batch)"
 SUM = 'return {"loss": task, "extra": task.detach()}'
 WORK, RANDOM, REPEAT = "a client trains", "the global random state", "two calls"
 STACK, PADDING, EXAMPLES, COPIES = "alone equals stacked", "padding", "examples do not", "copies"
-GAIN, PLACE, TEMPLATE, PARTS, DATASET = "gains nothing", "nothing is changed in place", "computes with its params", "every parameter", "data and partition"
+GAIN, PLACE, TEMPLATE, PARTS, DATASET = (
+    "gains nothing",
+    "nothing is changed in place",
+    "computes with its params",
+    "every parameter",
+    "data and partition",
+)
 ROUNDS = "two rounds"
 UPDATE = "    def local_update(self, stack):\n        self.train(stack)\n        {}\n        return self.make_upload(stack)\n"
 
@@ -113,7 +119,9 @@ def net(init="", forward="", tail="nn.Tanh()"):
 
 
 MISTAKES = [
-    Mistake("torch's global generator in a loss", "client", loss(TASK, "task = task * (1 + torch.rand(()))  # HERE", SUM), RANDOM),
+    Mistake(
+        "torch's global generator in a loss", "client", loss(TASK, "task = task * (1 + torch.rand(()))  # HERE", SUM), RANDOM
+    ),
     Mistake("NumPy's global generator", "client", UPDATE.format("np.random.permutation(3)  # HERE"), RANDOM),
     Mistake(
         "Python's global generator in an evaluation",
@@ -130,11 +138,15 @@ MISTAKES = [
     ),
     Mistake("a branch on a tensor", "client", loss(TASK, "if task > 1:  # HERE", "    task = 2 * task", SUM), STACK),
     Mistake("a number of a tensor", "client", loss(TASK, "task = task * (1 + 0 * task.item())  # HERE", SUM), STACK),
-    Mistake("a mean with padding", "client", loss("task = F.cross_entropy(features.logits, batch.y)  # HERE", SUM), STACK, False),
+    Mistake(
+        "a mean with padding", "client", loss("task = F.cross_entropy(features.logits, batch.y)  # HERE", SUM), STACK, False
+    ),
     Mistake(
         "padding as negatives",
         "client",
-        loss("alike = features.z @ features.z.T  # HERE", TASK, "task = task + masked_mean(alike.logsumexp(1), batch.mask)", SUM),
+        loss(
+            "alike = features.z @ features.z.T  # HERE", TASK, "task = task + masked_mean(alike.logsumexp(1), batch.mask)", SUM
+        ),
         PADDING,
         False,
     ),
@@ -154,7 +166,12 @@ MISTAKES = [
         GAIN,
     ),
     Mistake("a list of the module", "client", UPDATE.format("SEEN.append(stack.clients)  # HERE"), GAIN),
-    Mistake("a change of what was received", "client", UPDATE.format("stack.global_model['classifier.bias'].mul_(0.5)  # HERE"), PLACE),
+    Mistake(
+        "a change of what was received",
+        "client",
+        UPDATE.format("stack.global_model['classifier.bias'].mul_(0.5)  # HERE"),
+        PLACE,
+    ),
     Mistake(
         "an in-place edit that the gradient needs",
         "client",
@@ -165,14 +182,39 @@ MISTAKES = [
     Mistake(
         "a graph of an earlier step",
         "client",
-        loss(TASK, "total = task + getattr(self, 'last', 0)  # HERE", "self.last = total", 'return {"loss": total, "extra": task.detach()}'),
+        loss(
+            TASK,
+            "total = task + getattr(self, 'last', 0)  # HERE",
+            "self.last = total",
+            'return {"loss": total, "extra": task.detach()}',
+        ),
         WORK,
         False,
     ),
-    Mistake("the template's parameters in place of params", "client", loss("task = cross_entropy(self.model(batch.x).logits, batch.y, batch.mask)  # HERE", SUM), WORK, False),
-    Mistake("a penalty on the template's weights", "client", loss(TASK, "task = task * (1 + self.model.classifier.weight.square().sum())  # HERE", SUM), TEMPLATE, False),
-    Mistake("a loss with another name", "client", loss(TASK, 'return {"loss": task, "other": task.detach()}  # HERE'), WORK, False),
-    Mistake("a state without an initial value", "client", UPDATE.format("stack.state['last'] = stack.params['classifier.bias']  # HERE"), WORK, False),
+    Mistake(
+        "the template's parameters in place of params",
+        "client",
+        loss("task = cross_entropy(self.model(batch.x).logits, batch.y, batch.mask)  # HERE", SUM),
+        WORK,
+        False,
+    ),
+    Mistake(
+        "a penalty on the template's weights",
+        "client",
+        loss(TASK, "task = task * (1 + self.model.classifier.weight.square().sum())  # HERE", SUM),
+        TEMPLATE,
+        False,
+    ),
+    Mistake(
+        "a loss with another name", "client", loss(TASK, 'return {"loss": task, "other": task.detach()}  # HERE'), WORK, False
+    ),
+    Mistake(
+        "a state without an initial value",
+        "client",
+        UPDATE.format("stack.state['last'] = stack.params['classifier.bias']  # HERE"),
+        WORK,
+        False,
+    ),
     Mistake(
         "scores relative to the batch",
         "client",
@@ -181,7 +223,13 @@ MISTAKES = [
     ),
     Mistake("an in-place activation", "model", net(tail="nn.ReLU(inplace=True)"), PLACE, False),
     Mistake("dropout in a forward pass", "model", net(forward="x = F.dropout(x, 0.2)  # HERE"), RANDOM),
-    Mistake("layers in a list", "model", net("self.more = [nn.Linear(4, 4)]  # HERE", "x = x + self.more[0].bias.sum()"), PARTS, False),
+    Mistake(
+        "layers in a list",
+        "model",
+        net("self.more = [nn.Linear(4, 4)]  # HERE", "x = x + self.more[0].bias.sum()"),
+        PARTS,
+        False,
+    ),
     Mistake("a layer that is never used", "model", net("self.third = nn.Linear(4, 4)  # HERE"), PARTS, False),
     Mistake("means over the batch", "model", net(forward="x = x - x.mean(0)  # HERE"), EXAMPLES, False),
     Mistake(
@@ -191,12 +239,30 @@ MISTAKES = [
         WORK,
         False,
     ),
-    Mistake("data by NumPy's global generator", "data", {"seed": "0", "code": "x = x[np.random.permutation(240)]  # HERE"}, DATASET),
+    Mistake(
+        "data by NumPy's global generator", "data", {"seed": "0", "code": "x = x[np.random.permutation(240)]  # HERE"}, DATASET
+    ),
     Mistake("data of a generator without a seed", "data", {"seed": "", "code": "pass  # HERE"}, DATASET, False),
-    Mistake("a strategy that draws", "strategy", "return {n: v + 0 * np.random.rand() for n, v in self.mean(model, replies).items()}  # HERE", RANDOM),
-    Mistake("a strategy that changes replies", "strategy", "replies[0].tensors['model/classifier.bias'].add_(1)  # HERE\n        return self.mean(model, replies)", ROUNDS, False),
+    Mistake(
+        "a strategy that draws",
+        "strategy",
+        "return {n: v + 0 * np.random.rand() for n, v in self.mean(model, replies).items()}  # HERE",
+        RANDOM,
+    ),
+    Mistake(
+        "a strategy that changes replies",
+        "strategy",
+        "replies[0].tensors['model/classifier.bias'].add_(1)  # HERE\n        return self.mean(model, replies)",
+        ROUNDS,
+        False,
+    ),
     Mistake("a loss of the wrong sign", "client", loss(TASK, 'return {"loss": -task, "extra": task.detach()}  # HERE'), ""),
-    Mistake("a term without a gradient", "client", loss(TASK, "task = task + masked_mean(features.z.detach().square().sum(1), batch.mask)  # HERE", SUM), ""),
+    Mistake(
+        "a term without a gradient",
+        "client",
+        loss(TASK, "task = task + masked_mean(features.z.detach().square().sum(1), batch.mask)  # HERE", SUM),
+        "",
+    ),
     Mistake("a mean of replies without weights", "strategy", "return replies.mean('model', np.ones(len(replies)))  # HERE", ""),
 ]
 
@@ -220,8 +286,13 @@ def write_mistake(folder, mistake):
     for name, code in files.items():
         (package / f"{name}.py").write_text(code)
     server = "server: author.strategy" if mistake.part == "strategy" else ""
-    yamls = {"strategy": f"name: mine\nmodule: author.client\nweights: samples\n{server}\n", "model": "name: mine\nmodule: author.model\n"}
-    yamls["strategy"] = f"defaults: [_local@local{'' if server else ', server: fedavg'}, _self_]\n{yamls['strategy']}local: {{iterations: 2}}\n"
+    yamls = {
+        "strategy": f"name: mine\nmodule: author.client\nweights: samples\n{server}\n",
+        "model": "name: mine\nmodule: author.model\n",
+    }
+    yamls["strategy"] = (
+        f"defaults: [_local@local{'' if server else ', server: fedavg'}, _self_]\n{yamls['strategy']}local: {{iterations: 2}}\n"
+    )
     yamls["dataset"] = "defaults: [_common, _self_]\nname: mine\nmodule: author.data\n"
     for group, yaml in yamls.items():
         (folder / "yamls" / group).mkdir(parents=True)

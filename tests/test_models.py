@@ -13,11 +13,11 @@ from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
 
 from contrafed.core import registry
+from contrafed.core.build import build_model
 from contrafed.core.client_run import Choice, choose
 from contrafed.core.errors import UserError
 from contrafed.core.layers import HalvingPool, group_norm
 from contrafed.core.randomness import torch_generator
-from contrafed.core.build import build_model
 from contrafed.core.split_model import SplitModel, Stages
 from contrafed.models.resnet18 import Strided
 from contrafed.models.shufflenet import Unit

@@ -1,4 +1,4 @@
-"""model=torch: any nn.Module is split at its head, its weights come from a file, a part of it is frozen, and its layers drop."""
+"""model=torch: any nn.Module is split at its head, has weights of a file, frozen parts, and layers that drop."""
 
 from functools import cache
 
@@ -108,14 +108,13 @@ def test_what_drops_is_a_function_of_the_seed():
 
 
 def test_dropout_changes_the_training_and_not_the_evaluation():
-    updates = []
+    updates, scores = [], []
     for rate in (0.0, 0.4):
         workspace = workspace_for(f"model.args={{rate: {rate}}}")
         client = workspace.client_class(workspace, [0])
         updates.append(client.update([build_received(workspace)], 1)[0].tensors)
-        score = client.evaluate_clients([build_received(workspace)], 1, split="train")[0].metrics["loss"]
-        assert rate == 0 or score == before
-        before = score
+        scores.append(client.evaluate_clients([build_received(workspace)], 1, split="train")[0].metrics)
+    assert scores[0] == scores[1]
     assert not same(*updates)
 
 
@@ -155,7 +154,7 @@ def test_a_mistake_is_one_line_with_its_key(changes, key, expect_error):
 # ----------------------------------------------------------------------------------------------------------------- weights
 
 
-def changed(state, **changes):
+def replace_tensors(state, **changes):
     return {name: value for name, value in (state | changes).items() if value is not None}
 
 
@@ -169,7 +168,10 @@ def test_weights_come_from_a_file(tmp_path):
             assert torch.equal(model.tensors()[model.own_names[own]], value)
         assert model.notices == ()
     drawn = make(classes=4)
-    for classes, state in ((4, network.state_dict()), (10, changed(network.state_dict(), **{"head.1.weight": None, "head.1.bias": None}))):
+    for classes, state in (
+        (4, network.state_dict()),
+        (10, replace_tensors(network.state_dict(), **{"head.1.weight": None, "head.1.bias": None})),
+    ):
         save_file(state, tmp_path / "b.safetensors")
         model = make(classes=classes, pretrained=str(tmp_path / "b.safetensors"))
         assert "head starts as drawn" in model.notices[0]
@@ -188,7 +190,7 @@ def test_weights_come_from_a_file(tmp_path):
     ],
 )
 def test_a_file_that_does_not_fit_is_one_line(changes, tmp_path, expect_error):
-    save_file(changed(Small(num_classes=10).state_dict(), **changes), tmp_path / "a.safetensors")
+    save_file(replace_tensors(Small(num_classes=10).state_dict(), **changes), tmp_path / "a.safetensors")
     with expect_error("model.pretrained"):
         make(pretrained=str(tmp_path / "a.safetensors"))
 
@@ -284,7 +286,14 @@ NETWORKS = [
     ("timm.models.resnet10t", {}, "fc", ("model.image_size=32",)),
     (
         "transformers.ViTForImageClassification",
-        {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48, "image_size": 32, "patch_size": 8},
+        {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 48,
+            "image_size": 32,
+            "patch_size": 8,
+        },
         "classifier",
         ("model.image_size=32",),
     ),
@@ -298,7 +307,12 @@ def test_networks_that_people_have(target, args, head, more, tmp_path, capsys):
     pytest.importorskip(target.partition(".")[0])
     models = []
     for stack in (1, 2):
-        changes = (f"model.target={target}", "model.args={" + ", ".join(f"{key}: {value}" for key, value in args.items()) + "}", f"model.head={head}", f"engine.stack_size={stack}")
+        changes = (
+            f"model.target={target}",
+            "model.args={" + ", ".join(f"{key}: {value}" for key, value in args.items()) + "}",
+            f"model.head={head}",
+            f"engine.stack_size={stack}",
+        )
         small = ("num_clients=2", "num_rounds=1", "eval_every=1", "strategy.local.lr=0.01", "dataset.fraction=0.1")
         summary = run(config_of(*RUN, *small, *changes, *more, f"output_dir={tmp_path}/{stack}"))
         assert summary["failures"] == 0

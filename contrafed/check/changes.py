@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from contrafed.check.fault import Fault, largest_difference, loss_line, own_class, results_of
+from contrafed.check.fault import Fault, find_difference, loss_line, own_class, results_of
 from contrafed.check.lines import first_change, place_of
 from contrafed.check.problem import Problem, copy_tensors, run_rounds
 from contrafed.core.tensors import Tensors
@@ -34,21 +34,23 @@ def check_copies(problem: Problem) -> Fault | None:
         for value in other.tensors().values():
             value.mul_(0.5).add_(0.25)
         if not torch.equal(model(x).logits, before):
-            return Fault("a change of a copy's parameters changes the model", "parameters that each model makes itself", own_class(model))
+            return Fault(
+                "a change of a copy's parameters changes the model", "parameters that each model makes itself", own_class(model)
+            )
         with other.holding(model.tensors()):
             if not torch.allclose(other(x).logits, before):
                 fix = "a forward pass that reads its parameters as self.NAME, not a tensor that was stored before"
                 return Fault("the network does not compute with parameters that are put in its place", fix, own_class(model))
     received = [problem.received[0]]
     one, two = (each.update(received, problem.server_round)[0].tensors for each in (client, twin))
-    if name := largest_difference(one, two):
+    if name := find_difference(one, two):
         return Fault(f"a copy of the client gives another upload '{name}'", "state only in stack.state", loss_line(problem))
     return None
 
 
 def random_state() -> tuple[Any, ...]:
     """Return the state of all global generators: torch's, NumPy's and Python's."""
-    numpy: Any = np.random.get_state()
+    numpy: Any = np.random.get_state()  # noqa: NPY002, which is what must stay untouched
     return torch.get_rng_state().numpy().tobytes(), numpy[1].tobytes(), numpy[2], random.getstate()
 
 
@@ -83,7 +85,9 @@ def state_of(client: Client) -> dict[str, int]:
         module = sys.modules.get(each.__module__)
         own |= {name: value for name, value in vars(module).items() if not name.startswith("__")} if module else {}
     sizes = {name: len(value) if isinstance(value, list | dict | set) else -1 for name, value in own.items()}
-    sizes |= {name: hash(value) for name, value in own.items() if isinstance(value, int | float | str) and name != "self.server_round"}
+    sizes |= {
+        name: hash(value) for name, value in own.items() if isinstance(value, int | float | str) and name != "self.server_round"
+    }
     return sizes
 
 
@@ -144,7 +148,9 @@ def changing_layer(model: nn.Module, x: Tensor) -> tuple[str, str, str] | None:
         if marks.get(name) != [value._version for value in given if isinstance(value, Tensor)]:
             inplace = getattr(module, "inplace", False)
             line = "" if type(module).__module__.startswith("torch.") else place_of(type(module).forward)
-            found.append((f"{name} ({type(module).__name__})", line, "inplace=False" if inplace else "operations without a final _"))
+            found.append(
+                (f"{name} ({type(module).__name__})", line, "inplace=False" if inplace else "operations without a final _")
+            )
 
     handles = []
     for name, layer in model.named_modules():
@@ -165,7 +171,7 @@ def check_evaluation(problem: Problem) -> Fault | None:
     client = problem.open([0])
     before = copy_tensors(client.client_states[0])
     client.evaluate_clients([problem.received[0]], problem.server_round)
-    if name := largest_difference(before, client.client_states[0]):
+    if name := find_difference(before, client.client_states[0]):
         line = place_of(type(client).eval_models)
         return Fault(f"an evaluation changes the client state '{name}'", "writes to stack.state only in local_update", line)
     return None
@@ -182,7 +188,7 @@ def check_template(problem: Problem) -> Fault | None:
     finally:
         for name, value in before.items():
             tensors[name].copy_(value)
-    if name := largest_difference(plain, other):
+    if name := find_difference(plain, other):
         fix = "the tensors of params, such as params['classifier.weight'], and self.forward(params, batch)"
         return Fault(f"{name} depends on the parameters of self.model, which never train", fix, loss_line(problem))
     return None
@@ -197,7 +203,9 @@ def check_parameters(problem: Problem) -> Fault | None:
             if not key.startswith("_") and any(isinstance(each, nn.Module | nn.Parameter) for each in inside):
                 where = f"{name + '.' if name else ''}{key}"
                 fix = "nn.ModuleList, nn.ModuleDict or nn.ParameterList"
-                return Fault(f"{where} hides layers in a {type(value).__name__}, so that they never train", fix, place_of(type(layer)))
+                return Fault(
+                    f"{where} hides layers in a {type(value).__name__}, so that they never train", fix, place_of(type(layer))
+                )
     index = torch.from_numpy(problem.workspace.federation.partition.train(0))
     buffers = model.buffer_names
     leaves: Tensors = {name: value.clone().requires_grad_(name not in buffers) for name, value in model.tensors().items()}

@@ -29,17 +29,17 @@ class Skipped(Exception):
     """A check that needs what another one found broken."""
 
 
-def largest_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Return the name of the first tensor or number that differs between two results, empty if none does."""
+def find_difference(one: Mapping[str, Any], other: Mapping[str, Any], what: str = "") -> str:
+    """Return the name of the first tensor or number that differs, or ``what`` if it has no name. It is empty if none does."""
     for name in (*one, *(other.keys() - one.keys())):
         if name not in one or name not in other:
-            return name
+            return name or what
         a, b = (torch.as_tensor(side[name]).double() for side in (one, other))
         if a.shape != b.shape:
-            return name
+            return name or what
         size = max(float(a.abs().max()) if a.numel() else 0.0, 1.0)
         if a.numel() and not float((a - b).abs().max()) <= TOLERANCE * size and not bool((a.isnan() & b.isnan()).all()):
-            return name
+            return name or what
     return ""
 
 
@@ -56,7 +56,7 @@ def results_of(problem: Problem, which: Sequence[int], kind: type[Client] | None
 
 
 def loss_line(problem: Problem) -> str:
-    """Return where the author defines the loss, or else the local update; empty if both are Contrafed's."""
+    """Return where the author defines the loss, or else the local update. It is empty if both are Contrafed's."""
     kind = problem.workspace.client_class
     for name in ("loss", "task_loss", "local_update", "eval_models", "scores"):
         if getattr(kind, name) is not getattr(Client, name):

@@ -1,5 +1,6 @@
 """Find an author's line: the first one after which something changed, or the one that anomaly mode names."""
 
+import contextlib
 import inspect
 import re
 import sys
@@ -16,7 +17,9 @@ from contrafed.core.registry import short_place
 
 PACKAGE = Path(__file__).resolve().parent.parent
 # Code that methods call. A mistake is not there, also if it shows there.
-TOOLS = tuple(PACKAGE / room for room in ("core", "data", "training", "client_app", "server", "engines", "config", "runs", "check"))
+TOOLS = tuple(
+    PACKAGE / room for room in ("core", "data", "training", "client_app", "server", "engines", "config", "runs", "check")
+)
 
 
 class Author:
@@ -57,7 +60,7 @@ def _is_foreign(path: Path) -> bool:
 
 
 def first_change(author: Author, probe: Callable[[], Any], call: Callable[[], Any]) -> str:
-    """Call a function, and return the author's first line after which ``probe()`` differs; empty if none does.
+    """Call a function, and return the author's first line after which ``probe()`` differs. It is empty if none does.
 
     A change by a library is the author's line that called it. Errors of the call are dropped.
     """
@@ -88,10 +91,8 @@ def anomalous_line(author: Author, call: Callable[[], Any]) -> str:
     """Call a function in torch's anomaly mode, and return the author's line whose result an in-place edit spoilt."""
     with warnings.catch_warnings(record=True) as found, torch.autograd.set_detect_anomaly(True):
         warnings.simplefilter("always")
-        try:
+        with contextlib.suppress(Exception):
             call()
-        except Exception:
-            pass
     for warning in found:
         frames = re.findall(r'File "([^"]+)", line (\d+)', str(warning.message))
         own = [(file, int(line)) for file, line in frames if author.wrote(file)]

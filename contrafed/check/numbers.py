@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from contrafed.check.fault import Fault, Skipped, largest_difference, loss_line, results_of
+from contrafed.check.fault import Fault, Skipped, find_difference, loss_line, results_of
 from contrafed.check.lines import anomalous_line, place_of
 from contrafed.check.problem import Problem, run_rounds
-from contrafed.training.base import Client
 from contrafed.training.batches import Batch, Batches
 from contrafed.training.errors import LocalError
 
@@ -46,7 +45,7 @@ def check_rounds(problem: Problem) -> Fault | None:
 def check_repeats(problem: Problem) -> Fault | None:
     """Two calls with the same input give the same output."""
     first, second = (results_of(problem, [0])[0] for _ in range(2))
-    if name := largest_difference(first, second):
+    if name := find_difference(first, second):
         fix = "draws by contrafed.core.randomness, and state only in stack.state"
         return Fault(f"two calls with the same input differ in {name}", fix, loss_line(problem))
     return None
@@ -62,7 +61,7 @@ def check_stack(problem: Problem) -> Fault | None:
         fix = "torch.where instead of a branch on a tensor, no .item(), no draw within a loss"
         return Fault(f"clients as a stack raise {str(error.__cause__ or error).splitlines()[0]}", fix, line)
     for client, (one, other) in enumerate(zip(alone, stacked, strict=True)):
-        if name := largest_difference(one, other):
+        if name := find_difference(one, other):
             fix = "a loss of one client that depends on its batch alone, with means over batch.mask, without float32 constants"
             return Fault(f"client {client} alone and in a stack differ in {name}", fix, loss_line(problem))
     return None
@@ -77,7 +76,7 @@ def check_padding(problem: Problem) -> Fault | None:
     except LocalError as error:
         raise Skipped("clients as a stack raise") from error
     for one, two in zip(plain, other, strict=True):
-        if name := largest_difference(one, two):
+        if name := find_difference(one, two):
             fix = "masked_mean or cross_entropy of contrafed.training.losses with batch.mask, and without(...) for negatives"
             return Fault(f"padded examples change {name}", fix, loss_line(problem))
     return None
@@ -116,7 +115,7 @@ def check_examples(problem: Problem) -> Fault | None:
 
     with torch.no_grad():
         together, alone = features(x), [features(x[k : k + 1]) for k in range(len(x))]
-        if largest_difference({"logits": together.logits}, {"logits": torch.cat([each.logits for each in alone])}):
+        if find_difference({"logits": together.logits}, {"logits": torch.cat([each.logits for each in alone])}):
             layer, line = mixing_layer(problem.workspace.model, x)
             fix = "means and deviations of each image alone, or BatchNorm with running statistics"
             return Fault(f"the network mixes the images of a batch in {layer}", fix, line)
@@ -125,7 +124,7 @@ def check_examples(problem: Problem) -> Fault | None:
             each = torch.cat([client.scores(one, received) for one in alone])
         except KeyError as error:
             raise Skipped(f"scores reads {error}, which eval_models adds") from error
-    if largest_difference({"scores": scores}, {"scores": each}):
+    if find_difference({"scores": scores}, {"scores": each}):
         fix = "scores of each example from its own features"
         return Fault("scores mixes the examples of a batch", fix, place_of(type(client).scores))
     return None
@@ -146,8 +145,8 @@ def mixing_layer(model: nn.Module, x: Tensor) -> tuple[str, str]:
         for handle in handles:
             handle.remove()
     for name, found in outputs.items():
-        if len(found) == 2 and all(isinstance(each, Tensor) for each in found) and len(found[0]) == len(x):
-            if largest_difference({"": found[0][:1]}, {"": found[1]}) != "" or not torch.allclose(found[0][:1], found[1]):
-                layer = model.get_submodule(name)
-                return f"{name} ({type(layer).__name__})", place_of(type(layer).forward)
+        tensors = len(found) == 2 and all(isinstance(each, Tensor) for each in found) and len(found[0]) == len(x)
+        if tensors and find_difference({"": found[0][:1]}, {"": found[1]}, "layer"):
+            layer = model.get_submodule(name)
+            return f"{name} ({type(layer).__name__})", place_of(type(layer).forward)
     return "its forward pass", place_of(type(model).forward)

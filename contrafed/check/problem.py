@@ -30,7 +30,7 @@ ROUNDS = 2
 
 @dataclass
 class Problem:
-    """A method, its data, and what each client received and remembers in its last round."""
+    """A method, its data, and what each client received and its client state in its last round."""
 
     run: Run
     workspace: Workspace
@@ -128,7 +128,7 @@ def make_strategy(run: Run, workspace: Workspace, settings: str = "", rounds: in
 
 
 def run_rounds(problem: Problem) -> list[str]:
-    """Run two rounds with the strategy, store what clients received and remember then, and return the failures."""
+    """Run two rounds with the strategy, store what clients received and their states then, and return the failures."""
     workspace, failures = problem.workspace, list[str]()
     method = workspace.client_class
     found: dict[int, tuple[Tensors, Tensors]] = {}

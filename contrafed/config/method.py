@@ -16,10 +16,10 @@ import torch
 from contrafed.config.run_config import Run
 from contrafed.core import registry
 from contrafed.core.buffers import has_batch_norm
+from contrafed.core.build import build_model
 from contrafed.core.client_run import choose
 from contrafed.core.errors import UserError
 from contrafed.core.privacy import central, none
-from contrafed.core.build import build_model
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import Tensors
 from contrafed.data.participation import make_participation, pattern_class_of

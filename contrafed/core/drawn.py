@@ -29,7 +29,7 @@ class Drawn(nn.Module):
         Args:
             rate: Probability to drop.
             place: The layer's number in its network, so that no two layers draw alike.
-            kept_axes: Axes of an example that have draws of their own: None for all, 1 for channels, 0 for none.
+            kept_axes: Axes of an example with separate draws: None for all, 1 for channels, 0 for none.
         """
         super().__init__()
         self.rate, self.place, self.kept_axes = rate, place, kept_axes

@@ -121,7 +121,9 @@ def freeze(model: Any, patterns: tuple[str, ...]) -> list[str]:
     model.frozen_names = frozenset(chosen)
     left = sum(value.numel() for value in model.parameters())
     if not left:
-        raise UserError(f"model.freeze={list(patterns)} leaves no parameter to train. Fix: leave the head out, as encoder.* does")
+        raise UserError(
+            f"model.freeze={list(patterns)} leaves no parameter to train. Fix: leave the head out, as encoder.* does"
+        )
     return [f"model.freeze: {total - left:,} of {total:,} parameters are frozen: they neither train nor are sent"]
 
 

@@ -122,7 +122,11 @@ def locate_errors(clients: Sequence[int], server_round: int, stacks: Sequence[Cl
 def translate_hint(error: Exception) -> str:
     """Return an error's text, with torch's hints about gradients in plain words."""
     said = str(error)
-    return next((plain for words, plain in TORCH_HINTS.items() if words in said), said) if isinstance(error, RuntimeError) else said
+    return (
+        next((plain for words, plain in TORCH_HINTS.items() if words in said), said)
+        if isinstance(error, RuntimeError)
+        else said
+    )
 
 
 def _locate_mistake(error: Exception) -> str:

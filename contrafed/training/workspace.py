@@ -12,9 +12,9 @@ from flwr.client import NumPyClient
 from torch import Tensor
 
 from contrafed.core import registry
+from contrafed.core.build import build_model
 from contrafed.core.client_run import Choice, ClientRun
 from contrafed.core.errors import UserError
-from contrafed.core.build import build_model
 from contrafed.core.split_model import SplitModel
 from contrafed.data.federation import Federation, load_federation
 from contrafed.training.loop import PARTS, parts_fault
@@ -94,7 +94,7 @@ class Workspace:
         self.scale, self.shift = every + 1 / (255 * std), every - mean / std
 
     def _spread(self, values: tuple[float, ...]) -> Tensor:
-        """Return the mean or the deviation of each channel that the model takes, given those of the data or of colour images."""
+        """Return the mean or deviation of each channel that the model takes, given those of the data or of colours."""
         channels = self.model.takes_channels or self.x.shape[3]
         found = torch.tensor(values, dtype=self.dtype, device=self.device)
         return found if len(found) == channels else found.mean().expand(channels)
