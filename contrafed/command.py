@@ -110,6 +110,7 @@ def main() -> int:
             print(f"contrafed {versions()['contrafed']}")
             return 0
         if arguments[:1] == ["check"]:
+            quiet_libraries(False)
             return check_command(arguments[1:])
         asked = read_arguments(arguments)
         if asked.help:

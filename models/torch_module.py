@@ -152,12 +152,12 @@ def make_network(config: Config) -> nn.Module:
         kind = getattr(found, "config_class", None)
         net = found(kind(**args)) if isinstance(kind, type) else found(**args)
     except TypeError as error:
-        raise UserError(f"model.args: {target} takes other arguments ({' '.join(str(error).split())})") from error
+        raise UserError(f"model.args: {target} takes other arguments ({' '.join(str(error).split())}). Fix: its own") from error
     except Exception as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise UserError(f"model.target: {target} raises {said}. Fix: model.args") from error
     if not isinstance(net, nn.Module):
-        raise UserError(f"model.target: {target} returns {type(net).__name__}, not a torch.nn.Module")
+        raise UserError(f"model.target: {target} returns {type(net).__name__}, not a torch.nn.Module. Fix: another path")
     return net
 
 
@@ -178,7 +178,7 @@ def _import(target: str) -> Any:
         raise UserError(f"model.target: {package} cannot be imported ({said})") from error
     if not hasattr(module, name):
         known = [each for each in dir(module) if not each.startswith("_")]
-        raise UserError(f"model.target: {package} has no {name}{nearest(name, known)}. Fix: check the path")
+        raise UserError(f"model.target: {package} has no {name}{nearest(name, known).removesuffix('?')}. Fix: check the path")
     return getattr(module, name)
 
 

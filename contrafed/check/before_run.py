@@ -44,7 +44,9 @@ def check_before_run(run: Run, federation: Federation, model: SplitModel) -> Non
                 return
             if fault := check(problem):
                 name = run.client.strategy.name
-                raise UserError(f"strategy={name} model={run.client.model.name}: {fault}. contrafed check runs all checks")
+                raise UserError(
+                    f"strategy={name}: with model={run.client.model.name}: {fault}. contrafed check has more checks"
+                )
     except UserError:
         raise
     except Exception:

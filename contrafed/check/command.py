@@ -25,9 +25,6 @@ def check_command(arguments: list[str]) -> int:
         raise UserError("check takes KEY=VALUE and --config-dir, one method at a time. Fix: leave the other options out")
     began = time.perf_counter()
     values = check_yaml(rename_arguments(asked.overrides), asked.config_dir)
-    from contrafed.runs.output import quiet_libraries
-
-    quiet_libraries(False)
     counts = {"ok": 0, "failed": 0, "skipped": 0}
     for name, result, found in check_run(resolve(values)):
         counts[result] += 1

@@ -51,10 +51,10 @@ def load_pretrained(model: Any, path: str) -> list[str]:
         shown = own.get(missing[0], missing[0])
         raise UserError(
             f"{where} lacks {len(missing)} of the network's {len(needed)} tensors, such as {shown}"
-            f"{nearest(shown, found)}. Fix: a file of the same network"
+            ". Fix: a file of the same network"
         )
     if more := sorted(found.keys() - wanted.keys()):
-        raise UserError(f"{where} has {len(more)} tensors that the network has not, such as {more[0]}. Fix: leave them out")
+        raise UserError(f"{where} has tensors that the network has not: {len(more)}, such as {more[0]}. Fix: leave them out")
     for name in found.keys() - fresh:
         if found[name].shape != wanted[name].shape:
             shapes = f"{tuple(found[name].shape)}, the network has {tuple(wanted[name].shape)}"
@@ -113,8 +113,9 @@ def freeze(model: Any, patterns: tuple[str, ...]) -> list[str]:
     for pattern in patterns:
         fits = {n for n in tensors if fnmatchcase(n, pattern) or (n in own and fnmatchcase(own[n], pattern))}
         if not any(isinstance(tensors[name], nn.Parameter) for name in fits):
-            names = sorted(own.get(name, name) for name in tensors)
-            raise UserError(f"model.freeze: {pattern} fits no parameter{nearest(pattern, names)}. Fix: such as {names[0]}")
+            names = [own.get(name, name) for name, value in tensors.items() if isinstance(value, nn.Parameter)]
+            line = f"model.freeze: {pattern} fits no parameter{nearest(pattern, names).removesuffix('?')}"
+            raise UserError(f"{line}. Fix: a pattern of names such as {names[0]}")
         chosen |= fits
     for name in sorted(chosen):
         make_constant(model, name)
