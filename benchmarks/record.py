@@ -42,6 +42,7 @@ KEY_VALUES = ("published.plot.x", "published.plot.line", "published.plot.panel")
 # New dotted keys that the comparison ignores, with all keys below them: bookkeeping, and keys that came later.
 BOOKKEEPING = (
     *("output_dir", "changed", "objective", "federation_seed", "engine.max_norm_ratio", "partition.max_examples"),
+    *("model.image_size", "model.pretrained", "model.freeze"),
     *("model.buffers", "strategy.local.last_batch", "strategy.history_step", "strategy.history_share"),
     *("select_on", "partition.validation_fraction", "dataset.validation_fraction", "partition.feature_shift", "dataset.kind"),
     *("settings",),

@@ -80,8 +80,8 @@ def loop(setting: str, clients: int) -> float:
     from omegaconf import OmegaConf
 
     from contrafed import compose
+    from contrafed.core.build import build_model
     from contrafed.core.client_run import choose
-    from contrafed.core.split_model import build_model
 
     torch.set_num_threads(1)
     _, _, steps, size = SETTINGS[setting]
@@ -139,8 +139,8 @@ def pfl(setting: str, folder: Path) -> dict[str, float]:
     from pfl.model.pytorch import PyTorchModel
 
     from contrafed import compose
+    from contrafed.core.build import build_model
     from contrafed.core.client_run import choose
-    from contrafed.core.split_model import build_model
 
     _, clients, steps, size = SETTINGS[setting]
     rounds, warm_up = ROUNDS[setting]
@@ -197,8 +197,8 @@ def plain(setting: str, folder: Path) -> dict[str, float]:
     from omegaconf import OmegaConf
 
     from contrafed import compose
+    from contrafed.core.build import build_model
     from contrafed.core.client_run import choose
-    from contrafed.core.split_model import build_model
 
     _, clients, steps, size = SETTINGS[setting]
     rounds, warm_up = ROUNDS[setting]

@@ -43,8 +43,8 @@ def client_times(clients: list[tuple[int, int]], frozen: int, barrier: Any) -> l
     from omegaconf import OmegaConf
 
     from contrafed import compose
+    from contrafed.core.build import build_model
     from contrafed.core.client_run import choose
-    from contrafed.core.split_model import build_model
     from contrafed.engines.worker import reuse_memory
 
     torch.set_num_threads(1)

@@ -158,8 +158,8 @@ def compare(title: str, ways: list[str], repeats: int, device: str) -> None:
     from omegaconf import OmegaConf
 
     from contrafed import compose
+    from contrafed.core.build import build_model
     from contrafed.core.client_run import choose
-    from contrafed.core.split_model import build_model
 
     name, clients, batch, ahead, mixed = SETTINGS[title]
     chosen = choose("model", OmegaConf.to_container(compose(f"model={name}").model))  # type: ignore[arg-type]

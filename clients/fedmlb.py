@@ -66,9 +66,9 @@ class FedMLBClient(Client):
         Returns:
             The main path's features, and a list of the hybrid paths' features, with the lowest branch first.
         """
-        dropout = batch.dropout if self.model.dropout else None
+        dropout = batch.dropout if self.model.dropout or self.model.draws else None
         with self.precision():
-            with self.model.training_on(batch.mask), self.model.holding(params) as model:
+            with self.model.training_on(batch.mask, dropout), self.model.holding(params) as model:
                 outputs = model.encoder.outputs(batch.x)
                 main = model.resume(outputs[-1], len(outputs), dropout)
             with self.model.holding(received) as model:

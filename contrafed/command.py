@@ -2,6 +2,7 @@
 
     python main.py strategy=pmfl participation=markovian
     python main.py -m strategy=fedavg,moon,pmfl participation=bernoulli,markovian,cyclic seed=0,1
+    python main.py check strategy=NAME --config-dir=FOLDER         test an own method, network or data set
 
 It is a ``@hydra.main`` program with all of Hydra's options, launchers and sweepers. An installation also has the command
 ``contrafed``. ``--help`` lists every choice. Exit status: 0 if all runs finished, 1 if a run failed, 2 for a wrong command line
@@ -25,6 +26,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from contrafed.check.command import check_command
 from contrafed.config.command_line import check_arguments, help_text, order_arguments, read_arguments
 from contrafed.config.loader import ConfigLoader, to_plain
 from contrafed.config.overrides import one_line
@@ -109,6 +111,9 @@ def main() -> int:
         if "--version" in arguments:
             print(f"contrafed {versions()['contrafed']}")
             return 0
+        if arguments[:1] == ["check"]:
+            quiet_libraries(False)
+            return check_command(arguments[1:])
         asked = read_arguments(arguments)
         if asked.help:
             print(help_text(asked.config_dir))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # The rooms of the framework, from the ground up: a file imports its own room and those above it in this list.
-ROOMS = ("core", "data", "training", "client_app", "server", "engines", "config", "runs", "report", "deploy")
+ROOMS = ("core", "data", "training", "client_app", "server", "engines", "config", "check", "runs", "report", "deploy")
 # The folders of methods and choices, and the room up to which each may import.
 LEAVES = {"models": "core", "partitions": "data", "clients": "training", "strategies": "engines"}
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60

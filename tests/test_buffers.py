@@ -10,9 +10,9 @@ from recording import settings_of, watch, write_problem
 from torch import nn
 
 from contrafed.core.buffers import MaskedBatchNorm, list_buffers, prepare_buffers
+from contrafed.core.build import build_model
 from contrafed.core.client_run import choose
 from contrafed.core.registry import choices
-from contrafed.core.split_model import build_model
 from contrafed.runs.run import run
 from contrafed.training.loop import is_in
 

@@ -13,12 +13,13 @@ from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
 
 from contrafed.core import registry
+from contrafed.core.build import build_model
 from contrafed.core.client_run import Choice, choose
 from contrafed.core.errors import UserError
 from contrafed.core.inputs import accepted_kinds
 from contrafed.core.layers import HalvingPool, group_norm
 from contrafed.core.randomness import torch_generator
-from contrafed.core.split_model import SplitModel, Stages, build_model
+from contrafed.core.split_model import SplitModel, Stages
 from contrafed.models.resnet18 import Strided
 from contrafed.models.shufflenet import Unit
 from contrafed.training.batches import Batches, draw_dropout
@@ -31,7 +32,10 @@ def settings_of(name, **changes):
     return choose("model", {**OmegaConf.to_container(OmegaConf.load(registry.CONF / "model" / f"{name}.yaml")), **changes})
 
 
-MODELS = [name for name in sorted(registry.choices("model")) if "image" in accepted_kinds(settings_of(name))]
+# tests/test_networks.py has model=torch.
+MODELS = [
+    name for name in sorted(registry.choices("model")) if name != "torch" and "image" in accepted_kinds(settings_of(name))
+]
 
 
 def make(name, channels=3, size=32, classes=10, seed=0, **changes):

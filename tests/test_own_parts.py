@@ -17,8 +17,8 @@ from torchvision.datasets import FakeData
 
 from contrafed.config.compose import compose_job
 from contrafed.config.run_config import resolve
+from contrafed.core.build import build_model
 from contrafed.core.client_run import choose
-from contrafed.core.split_model import build_model
 from contrafed.data.checks import check_lazy
 from contrafed.data.federation import load_federation
 from contrafed.data.images import make_images

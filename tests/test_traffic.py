@@ -11,8 +11,8 @@ from tiny import TINY_RUN
 
 from contrafed import run
 from contrafed.core import registry
+from contrafed.core.build import build_model
 from contrafed.core.client_run import choose, client_run_of
-from contrafed.core.split_model import build_model
 from contrafed.report import results, tables
 from contrafed.report.runs import find, read
 from contrafed.training.base import Client

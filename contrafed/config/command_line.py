@@ -125,6 +125,7 @@ def help_text(config_dir: str | None = None) -> str:
         f"  {f'{called} strategy=pmfl participation=markovian':<58} one run",
         f"  {f'{called} -m strategy=fedavg,moon,pmfl seed=0,1,2':<58} a sweep: every combination",
         f"  {f'{called} -m experiment=pmfl/table1':<58} a paper's table",
+        f"  {f'{called} check strategy=pmfl model=mlp':<58} tests of a method, a network and data, such as your own",
         f"  {f'{called} strategy=pmfl --cfg job':<58} show the composed configuration (--package KEY: a part of it)",
         f"  {f'{called} -m experiment=pmfl/table1 shard=2/4':<58} every fourth of a sweep's jobs, from the second",
         f"  {f'{called} -m hydra/launcher=joblib seed=0,1':<58} Hydra's launchers and sweepers (--hydra-help: its options)",

@@ -111,8 +111,9 @@ def list_normalisation(model: nn.Module) -> set[str]:
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether some layer is BatchNorm."""
-    return any(isinstance(layer, MaskedBatchNorm) for layer in model.modules())
+    """Whether some layer is BatchNorm whose statistics are not frozen."""
+    layers = (layer for layer in model.modules() if isinstance(layer, MaskedBatchNorm))
+    return any("running_mean" not in layer._non_persistent_buffers_set for layer in layers)
 
 
 def find_changed_constant(model: Any, images: Tensor) -> str:

@@ -6,14 +6,14 @@
 import importlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import ModuleType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from contrafed.core import registry
 from contrafed.core.errors import UserError
 from contrafed.core.privacy import laplace, local
-from contrafed.core.schema import build, convert
+from contrafed.core.schema import Range, build
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,23 @@ class Choice:
 
 # A model's buffers are averaged as parameters are, stay on their client, or keep their initial values.
 Buffers = Literal["average", "local", "frozen"]
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Settings of every model, in addition to its own. Their defaults hold for a model without the keys of conf/config.yaml."""
+
+    buffers: Buffers = "average"
+    image_size: Annotated[int, Range(ge=8)] | None = None
+    pretrained: str | None = None
+    freeze: tuple[str, ...] = ()
+
+
+def model_settings(values: Mapping[str, Any]) -> ModelSettings:
+    """Return the settings of every model among a model's composed ``values``. Raises ``UserError``."""
+    known = {each.name: values.get(each.name, each.default) for each in fields(ModelSettings)}
+    return build(ModelSettings, known, "model")
+
 
 # Packages of the code behind each group's choices. For ``strategy`` it is the client.
 PACKAGES = {
@@ -86,9 +103,9 @@ def choose(group: str, values: Mapping[str, Any], module: ModuleType | None = No
         known = registry.COMMON_KEYS | set(module.Config.__dataclass_fields__)
         values = {key: value for key, value in values.items() if key in known}
     ignored = registry.COMMON_KEYS
-    if group == "model" and "buffers" not in module.Config.__dataclass_fields__:
-        convert(Buffers, values.get("buffers", "average"), "model.buffers")
-        ignored |= {"buffers"}
+    if group == "model":
+        model_settings(values)
+        ignored |= {each.name for each in fields(ModelSettings)} - set(module.Config.__dataclass_fields__)
     config = build(module.Config, values, group, ignore=ignored)
     return Choice(str(values.get("name")), module, config, dict(values))
 

@@ -6,10 +6,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from contrafed.core.build import build_model, check_built, describe_fault, try_model
 from contrafed.core.client_run import Choice
 from contrafed.core.errors import UserError
 from contrafed.core.randomness import torch_generator
-from contrafed.core.split_model import SplitModel, _check_built, _fault, _try, build_model
+from contrafed.core.split_model import SplitModel
 
 Kind = Literal["image", "values", "tokens"]
 
@@ -93,8 +94,8 @@ def build_model_for(choice: Choice, inputs: Inputs, num_classes: int, seed: int,
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"model={choice.name} cannot be built for {inputs}: {_fault(error, choice)}") from error
-        _check_built(choice, model, num_classes)
+            raise UserError(f"model={choice.name} cannot be built for {inputs}: {describe_fault(error, choice)}") from error
+        check_built(choice, model, num_classes)
         if tried:
-            _try(choice, model, inputs.example(2))
+            try_model(choice, model, inputs.example(2))
     return model

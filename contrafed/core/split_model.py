@@ -3,18 +3,15 @@
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from contrafed.core import registry
-from contrafed.core.buffers import find_changed_constant, in_training, list_buffers, list_normalisation, prepare_buffers
-from contrafed.core.client_run import Buffers, Choice
-from contrafed.core.errors import UserError
-from contrafed.core.randomness import torch_generator
-
-MIN_SIDE_PX = 8  # pixels of the shorter side
+from contrafed.core.buffers import in_training, list_buffers, list_normalisation
+from contrafed.core.client_run import Buffers
+from contrafed.core.drawn import NETWORK, Drawn, drawing
 
 
 class Features(NamedTuple):
@@ -57,6 +54,10 @@ class Stages(nn.Module):
             found.append(x)
         return found
 
+    def find_fault(self, x: Tensor) -> str:
+        """Return what stands against the network when it is tried on images ``x``; empty for nothing, as here."""
+        return ""
+
     def resume(self, x: Tensor, level: int) -> Tensor:
         """Return the last stage's output, given the output ``x`` of the first ``level`` stages."""
         for stage, tail in zip(self.stages[level:], self.tails[level:], strict=True):
@@ -88,7 +89,12 @@ class SplitModel(nn.Module):
     """
 
     buffers_are: Buffers = "average"  # model.buffers
-    trained_parts: frozenset[str] = frozenset()  # whose buffers a phase's forward passes update
+    trained_parts: frozenset[str] = frozenset()  # whose buffers a phase's forward passes update, and whose layers drop
+    own_names: Mapping[str, str] = MappingProxyType({})  # of a network's state dict -> names of these tensors
+    takes_channels: int = 0  # 3 for a network of colour images that gets grey ones, which are then repeated
+    image_size: tuple[int, int] | None = None  # (H, W) to which images are resized (model.image_size)
+    frozen_names: frozenset[str] = frozenset()  # of the constants that model.freeze made
+    notices: tuple[str, ...] = ()  # lines about the model that a run prints
 
     def __init__(
         self,
@@ -147,7 +153,7 @@ class SplitModel(nn.Module):
         for number, layer in self.projector.named_children():
             name = f"projector.{number}"
             z = layer(z * masks[name] if name in masks else z)
-        logits = self.classifier(z * masks["classifier"] if masks else z)
+        logits = self.classifier(z * masks["classifier"] if "classifier" in masks else z)
         return Features(logits, z, tuple(levels or ()))
 
     def resume(self, x: Tensor, level: int, dropout_mask: Mapping[str, Tensor] | None = None) -> Features:
@@ -201,11 +207,36 @@ class SplitModel(nn.Module):
         paths = dict.fromkeys(name.rpartition(".")[0] for name in self._buffer_list)
         return [(path.partition(".")[0], self.get_submodule(path)) for path in paths]
 
-    def training_on(self, mask: Tensor) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which buffers of ``trained_parts`` learn from a batch; ``mask`` (b,) is 1 for an example."""
-        if not self._buffer_list or self.buffers_are == "frozen":
-            return contextlib.nullcontext()
-        return in_training([layer for part, layer in self._layers_with_buffers if part in self.trained_parts], mask)
+    @cached_property
+    def _drawing_layers(self) -> list[tuple[str, Drawn]]:
+        """Each layer within the network that drops at random, with its part of the model."""
+        return [(name.partition(".")[0], layer) for name, layer in self.named_modules() if isinstance(layer, Drawn)]
+
+    @property
+    def draws(self) -> bool:
+        """Whether layers within the network drop at random."""
+        return bool(self._drawing_layers)
+
+    def frozen_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that ``model.freeze`` made constants, by name."""
+        return {name: self.get_buffer(name) for name in sorted(self.frozen_names)}
+
+    @contextlib.contextmanager
+    def training_on(self, mask: Tensor, dropout: Mapping[str, Tensor] | None = None) -> Iterator[None]:
+        """Have buffers of ``trained_parts`` learn from a batch, and their layers drop, until the block ends.
+
+        Args:
+            mask: 1 for an example, 0 for padding (b,).
+            dropout: The batch's factors and numbers. None for a pass without dropout.
+        """
+        with contextlib.ExitStack() as stack:
+            if self._buffer_list and self.buffers_are != "frozen":
+                learning = [layer for part, layer in self._layers_with_buffers if part in self.trained_parts]
+                stack.enter_context(in_training(learning, mask))
+            if self._drawing_layers and dropout is not None:
+                layers = [layer for part, layer in self._drawing_layers if part in self.trained_parts]
+                stack.enter_context(drawing(layers, dropout.get(NETWORK)))
+            yield
 
 
 def projector_of(width: int, projection: Sequence[int]) -> tuple[nn.Module, int]:
@@ -226,127 +257,6 @@ def features_of(encoder: nn.Module, in_channels: int, image_size: tuple[int, int
         found = int(encoder.eval()(torch.zeros(1, in_channels, *image_size)).shape[1])
     encoder.train(training)
     return found
-
-
-def build_model(
-    choice: Choice, in_channels: int, image_size: tuple[int, int], num_classes: int, seed: int, *, tried: bool = True
-) -> SplitModel:
-    """Build the chosen model for images of one size. The initial weights are a pure function of ``seed``.
-
-    Args:
-        choice: The choice in the group ``model``.
-        in_channels: 1 or 3.
-        image_size: Height and width in pixels.
-        num_classes: C.
-        seed: The run's seed.
-        tried: Run it on two images.
-
-    Raises:
-        UserError: For unsupported images, for a result that is not a ``SplitModel``, or for layers that do not fit the images
-            or each other.
-    """
-    if min(image_size) < MIN_SIDE_PX or in_channels not in (1, 3):
-        raise UserError(
-            f"model={choice.name} takes images of at least {MIN_SIDE_PX}x{MIN_SIDE_PX} with 1 or 3 channels, "
-            f"got {image_size[0]}x{image_size[1]} with {in_channels}"
-        )
-    shape = f"{in_channels}x{image_size[0]}x{image_size[1]}"
-    with torch.random.fork_rng(devices=[]):
-        # torch.manual_seed would also reseed the accelerators, which fork_rng does not restore here.
-        torch.default_generator.manual_seed(torch_generator(seed, "model init").initial_seed())
-        try:
-            model: SplitModel = choice.module.build(choice.config, in_channels, image_size, num_classes)
-        except UserError:
-            raise
-        except Exception as error:  # layers that do not fit, too little memory, or an error in the user's code
-            raise UserError(f"model={choice.name} cannot be built for images of {shape}: {_fault(error, choice)}") from error
-        _check_built(choice, model, num_classes)
-        if tried:
-            _try(choice, model, torch.zeros(2, in_channels, *image_size))
-    return model
-
-
-def _fault(error: Exception, choice: Choice) -> str:
-    """Return the error of a model's code in one line, with type and place unless it comes from torch or from the machine."""
-    line = next(iter(str(error).splitlines()), "")
-    if isinstance(error, RuntimeError | MemoryError):
-        return line
-    where = registry.line_in(str(choice.module.__file__), error)
-    return f"{type(error).__name__}: {line} ({where.filename}, line {where.lineno})"
-
-
-def _check_built(choice: Choice, model: Any, num_classes: int) -> None:
-    """Raise ``UserError`` if the built object is not a model that every method can train."""
-    said = _explain_build(choice)
-    if not isinstance(model, SplitModel):
-        raise UserError(f"{said}, got {type(model).__name__}")
-    if not isinstance(model.encoder, Stages):
-        raise UserError(f"{said} whose encoder is a contrafed.core.split_model.Stages, got {type(model.encoder).__name__}")
-    if model.num_classes != num_classes:
-        raise UserError(f"{said} with {num_classes} outputs (num_classes), got {model.num_classes}")
-    parts = ("encoder", "projector", "classifier")
-    if outside := [name for name, _ in model.named_parameters() if name.partition(".")[0] not in parts]:
-        raise UserError(f"{said} without parameters beside {', '.join(parts)}, got {outside[0]}")
-    names = {name for name, _ in model.named_parameters()}
-    if twice := [name for name, _ in model.named_parameters(remove_duplicate=False) if name not in names]:
-        raise UserError(f"{said} that has each parameter once, got {twice[0]}, which it has by another name too")
-    if fixed := [name for name, value in model.named_parameters() if not value.requires_grad]:
-        raise UserError(
-            f"{said} whose parameters require a gradient, got {fixed[0]}; what trains is for a method to say (parts=)"
-        )
-    unsized = [name for name, value in model.named_parameters() if nn.parameter.is_lazy(value)]
-    if unsized:
-        raise UserError(
-            f"{said} whose layers know their sizes, got {unsized[0]} without; "
-            "contrafed.core.split_model.features_of counts them"
-        )
-    if outside := [name for name, _ in model.named_buffers() if name.partition(".")[0] not in parts]:
-        raise UserError(f"{said} without buffers beside {', '.join(parts)}, got {outside[0]}")
-    if fault := prepare_buffers(model):
-        raise UserError(f"model={choice.name}: {fault}")
-    model.train(model.training and not model.buffer_names)
-    model.buffers_are = choice.values.get("buffers", "average")
-    if model.buffers_are != "average" and not model.buffer_names:
-        raise UserError(f"model.buffers={model.buffers_are}: model={choice.name} has no buffers. Fix: leave it out")
-    layers = model.named_modules()
-    drawing = [name for name, layer in layers if layer is not model and _drops(layer)]
-    if drawing:  # methods draw a round's masks themselves
-        raise UserError(f"{said} without layers of dropout, got {drawing[0]}; give SplitModel its dropout=RATE")
-
-
-def _drops(layer: nn.Module) -> bool:
-    """Return whether a layer draws masks: a dropout layer, or a layer with a dropout rate, such as torch's attention."""
-    rate = layer.p if isinstance(layer, nn.modules.dropout._DropoutNd) else getattr(layer, "dropout", 0)
-    return isinstance(rate, int | float) and rate > 0
-
-
-def _explain_build(choice: Choice) -> str:
-    return f"model={choice.name}: {choice.module.__name__}.build must return a contrafed.core.split_model.SplitModel"
-
-
-def _try(choice: Choice, model: SplitModel, images: Tensor) -> None:
-    """Raise ``UserError`` if a model cannot compute features of ``images`` (b, C, H, W)."""
-    count, width = len(images), model.embedding_size
-    try:
-        with torch.no_grad():
-            encoded = model.encoder(images)
-            z = model.projector(encoded)
-            changed = find_changed_constant(model, images) if model.buffer_names else ""
-    except Exception as error:  # whatever layers that do not fit each other, or a user's own, bring about
-        shape = "x".join(map(str, images.shape[1:]))
-        raise UserError(f"model={choice.name} cannot take images of {shape}: {_fault(error, choice)}") from error
-    if changed:
-        raise UserError(
-            f"model={choice.name}: its forward pass changes {changed}. Fix: keep there numbers that are floats, or one counter"
-        )
-    if z.shape != (count, width):
-        wanted = f"whose classifier gets ({count}, {width}) of {count} images, got {tuple(z.shape)}"
-        raise UserError(
-            f"{_explain_build(choice)} {wanted}" + ("; nn.Flatten() makes a row of each image" if z.dim() != 2 else "")
-        )
-    if encoded.dim() != 2:
-        rows = f"whose encoder makes a row of each image, ({count}, E), got {tuple(encoded.shape)}"
-        raise UserError(f"{_explain_build(choice)} {rows}; a pool or nn.Flatten() belongs in its last tail")
 
 
 def hidden_layers(

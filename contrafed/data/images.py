@@ -20,6 +20,8 @@ from contrafed.data.loaded import Loaded, check_loaded
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+# Mean and standard deviation by channel of ImageNet, with which torchvision's weights were trained.
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 GENERATED_PATH = "generated"  # value of dataset.path for drawn images
 MIN_SIDE_PX = 8  # pixels a side: the smallest image that every model accepts
 
@@ -31,7 +33,7 @@ class Common:
     merge_splits: bool
     fraction: Annotated[float, Range(gt=0, le=1)]
     validation_fraction: Annotated[float, Range(ge=0, lt=1)]
-    normalize: Literal["moments", "half", "image_deviations"]
+    normalize: Literal["moments", "half", "image_deviations", "imagenet"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class ImageData:
     x: Tensor  # (N, C, H, W) uint8
     y: Tensor  # (N,) int64 labels 0..num_classes-1
     test: Tensor  # (N,) bool, True: central test split
-    mean: tuple[float, ...]  # per channel of x/255, over the training part
+    mean: tuple[float, ...]  # per channel of x/255, over the training part; ImageNet's three may be of grey images too
     std: tuple[float, ...]
     num_classes: int
     owner: np.ndarray | None  # (N,) the client each example comes from, where the data set knows
@@ -206,7 +208,8 @@ def load_images(dataset: Choice) -> ImageData:
 
     With ``normalize: half`` pixels are mapped to [-1, 1] for every data set. Otherwise mean and std are those of the published
     training part, because merged images are also the clients' test images. With ``image_deviations`` images are divided by the
-    mean over images of each image's standard deviation. The code of FedAU and FedRCL does so for CIFAR-10.
+    mean over images of each image's standard deviation. The code of FedAU and FedRCL does so for CIFAR-10. With ``imagenet``
+    mean and std are ImageNet's, which weights of torchvision expect. A network that takes grey images gets their average.
 
     Raises:
         UserError: For missing or damaged data, or if ``load`` does not return ``ImageData``.
@@ -229,6 +232,8 @@ def load_images(dataset: Choice) -> ImageData:
     if dataset.config.normalize == "half":
         halves = (0.5,) * len(data.mean)
         data = replace(data, mean=halves, std=halves)
+    if dataset.config.normalize == "imagenet":
+        data = replace(data, mean=IMAGENET[0], std=IMAGENET[1])
     warnings = () if data.stand_in == GENERATED_PATH else tuple(check_loaded(data, f"dataset={dataset.name}"))
     fingerprint = fingerprint_images(data)
     return replace(data, fingerprint=fingerprint, warnings=warnings)

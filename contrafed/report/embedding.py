@@ -113,7 +113,7 @@ def of_run(
         )
     if not (folder / MODEL_FILE).is_file():
         raise UserError(f"there is no {MODEL_FILE} in {folder}; give the folder of a finished run")
-    model = initial_model(workspace.initial, str(folder / MODEL_FILE))
+    model = initial_model(workspace.initial, str(folder / MODEL_FILE), workspace.model.frozen_tensors())
     return representations(workspace, model, index), labels, clients
 
 

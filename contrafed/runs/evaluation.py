@@ -37,8 +37,10 @@ def initial_file(run: Run) -> str | None:
     return str(Path(run.evaluate_only) / MODEL_FILE) if run.evaluate_only else run.init_from
 
 
-def initial_model(drawn: Mapping[str, Tensor], path: str | None) -> Tensors:
+def initial_model(drawn: Mapping[str, Tensor], path: str | None, frozen: Mapping[str, Tensor] | None = None) -> Tensors:
     """Return the initial global model: as ``drawn`` from the seed, or loaded from a safetensors file of the same shapes.
+
+    The file may have the ``frozen`` tensors too, which every client has already.
 
     Raises:
         UserError: If the file cannot be read, or has other tensors or numbers that are not finite.
@@ -49,6 +51,9 @@ def initial_model(drawn: Mapping[str, Tensor], path: str | None) -> Tensors:
         loaded = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{path} is no safetensors file ({' '.join(str(error).split())})") from error
+    for name, value in (frozen or {}).items():
+        if name in loaded and not torch.equal(loaded.pop(name), value.cpu()):
+            raise UserError(f"{path} does not fit: {name} is frozen here with other values. Fix: model.pretrained={path}")
     if more := sorted(loaded.keys() - drawn.keys()):
         raise UserError(f"{path} does not fit: it has {more[0]}, which this model has not")
     for name, value in drawn.items():
@@ -124,7 +129,9 @@ def validation_examples(federation: Federation, num_trained: int) -> np.ndarray:
 def evaluating(workspace: Workspace, model: Tensors) -> SplitModel:
     """Return a new network with the parameters ``model``."""
     evaluated = copy.deepcopy(workspace.model)
-    evaluated.load_state_dict(model)
+    own = evaluated.state_dict()
+    for name, value in model.items():  # load_state_dict would want the counters of frozen BatchNorm layers too
+        own[name].copy_(value)
     return evaluated
 
 

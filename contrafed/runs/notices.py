@@ -60,6 +60,19 @@ def said_of_shift(workspace: Workspace) -> str:
     return f"feature shift: {partition.config.kind} by {low:.3g} to {high:.3g} {units[partition.config.kind]}{central}"
 
 
+def describe_model(workspace: Workspace) -> list[str]:
+    """Return lines about the model: how images are adapted to it, its initial weights, and what of it is frozen."""
+    model, shape = workspace.model, workspace.federation.data.x.shape
+    lines, changes = [*model.notices], []
+    if model.takes_channels:
+        changes.append(f"repeated in {model.takes_channels} channels")
+    if model.image_size is not None and model.image_size != tuple(shape[2:]):
+        changes.append(f"resized from {shape[2]}x{shape[3]} to {'x'.join(map(str, model.image_size))}")
+    if changes:
+        lines.append(f"model={workspace.run.model.name}: images are {' and '.join(changes)}")
+    return lines
+
+
 def said_of_attackers(run: Run) -> str:
     """Return a line about the number of attackers, empty without any."""
     config = run.attack.config

@@ -79,6 +79,7 @@ def run_resolved(wanted: Run, *, unique: bool = True, on_round: OnRound | None =
     if wanted.client.partition.name == "own":
         raise UserError("partition=own goes with flwr run: simulated clients have no data of their own")
     quiet_libraries(wanted.verbose)  # sets what Flower and Ray read when they are imported
+    from contrafed.check.before_run import check_before_run
     from contrafed.config.method import check_batches, check_model
     from contrafed.data.federation import load_federation
     from contrafed.engines.engine_run import EngineRun
@@ -90,7 +91,8 @@ def run_resolved(wanted: Run, *, unique: bool = True, on_round: OnRound | None =
     model = make_model(wanted.client, federation)
     check_model(wanted, model)
     check_batches(wanted, model, federation.partition.sizes)
-    initial_model(model.tensors(), initial_file(wanted))
+    check_before_run(wanted, federation, model)
+    initial_model(model.tensors(), initial_file(wanted), model.frozen_tensors())
     ready = with_folder(wanted, federation.data.fingerprint, unique)
     assert ready.folder is not None
     with alone(ready.folder):

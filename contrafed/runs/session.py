@@ -27,6 +27,7 @@ from contrafed.runs import checkpoint
 from contrafed.runs.diagnostics import Logged
 from contrafed.runs.evaluation import evaluate, find_divergence, initial_file, initial_model
 from contrafed.runs.notices import (
+    describe_model,
     said_of_attackers,
     said_of_delta,
     said_of_norms,
@@ -76,7 +77,7 @@ class Session:
         self.members = grid.members(run.client, self.workspace.federation, self.places)
         check_batches(run, self.workspace.model, self.members.sizes)
         self.rounds = 0 if run.evaluate_only else run.num_rounds
-        self.model = initial_model(self.workspace.initial, initial_file(run))
+        self.model = initial_model(self.workspace.initial, initial_file(run), self.workspace.model.frozen_tensors())
         # What is wrong with the global model now, empty for nothing.
         self.divergence, self.initial_norm = "", norm(self.model.values())
         self.strategy = make_strategy(run, self.workspace, self.members, self.rounds)
@@ -166,6 +167,7 @@ class Session:
         run, members = self.run, self.members
         data = self.workspace.federation.data
         lines = [describe_loaded(data) if len(data.y) else "", *data.warnings]
+        lines += [*describe_model(self.workspace)]
         lines += [said(self.workspace) for said in (said_of_small, said_of_norms, said_of_shift)]
         lines.append(said_of_attackers(run))
         lines += [self.selection.notice, self.scored.notice, said_of_delta(run), warn_of_large(members.sizes, members.own_data)]
@@ -262,7 +264,7 @@ class Session:
             closing.callback(self.recorder.close)
             left = self._get_final_model()
             self.logged.finish(self.recorder, left, status)
-            self.recorder.save_model(left, self._about_model)
+            self.recorder.save_model(left | self.workspace.model.frozen_tensors(), self._about_model)
             seconds = time.perf_counter() - self.began
             spent = {"privacy": run.privacy.name, **self.budget.about()} if self.budget is not None else {}
             told = {

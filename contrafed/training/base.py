@@ -224,8 +224,8 @@ class Client(NumPyClient):
 
     def forward(self, params: Tensors, batch: Batch, with_levels: bool = False) -> Features:
         """Run one client's model on its batch in a loss, with the step's dropout and buffers in training."""
-        dropout = batch.dropout if self.model.dropout else None
-        with self.precision(), self.model.training_on(batch.mask), self.model.holding(params) as model:
+        dropout = batch.dropout if self.model.dropout or self.model.draws else None
+        with self.precision(), self.model.training_on(batch.mask, dropout), self.model.holding(params) as model:
             return self.widen_features(model(batch.x, dropout, with_levels, encoded=batch.x.dim() == 2))
 
     def task_loss(self, features: Features, batch: Batch) -> Tensor:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from contrafed.core.drawn import NETWORK, NUMBERS
 from contrafed.core.randomness import generator, torch_generator
 from contrafed.core.tensors import Tensors
 from contrafed.training.augment import augment_images, draw_augmentation
-from contrafed.training.client_stack import ClientStack, each_image
+from contrafed.training.client_stack import ClientStack, describe_shapes, each_image
 from contrafed.training.local_training import LocalTraining
 
 
@@ -24,7 +25,14 @@ class Batch(NamedTuple):
     x: Tensor  # (B, b, C, H, W) normalised images, or (B, b, E) a frozen encoder's outputs for them
     y: Tensor  # (B, b) labels
     mask: Tensor  # (B, b) 1 for an example, 0 for padding
-    dropout: dict[str, Tensor]  # by layer, factors 0 or 1/(1-p) (B, b, D) on its input, for a model with dropout
+    # For a model with dropout: by layer, factors 0 or 1/(1-p) (B, b, D) on its input. Under NETWORK: a number of each example
+    # (B, b, 1), by which layers within a network drop (contrafed/core/drawn.py).
+    dropout: dict[str, Tensor]
+
+    def __repr__(self) -> str:
+        """Return shapes, not the numbers."""
+        known = {"x": self.x, "y": self.y, "mask": self.mask} | {f"dropout[{name!r}]": v for name, v in self.dropout.items()}
+        return f"Batch({describe_shapes(known)})"
 
 
 class Source(NamedTuple):
@@ -71,6 +79,8 @@ class Batches:
         for layer in model.dropped if model.dropout else ():
             width = model.get_submodule(layer).in_features
             out.dropout[layer] = out._draw_for_clients(purpose, draw_dropout, model.dropout, layer, width, padding=1)
+        if model.draws:
+            out.dropout[NETWORK] = out._draw_for_clients(purpose, draw_numbers, padding=0)
         if local_training.augment and out.index.numel():
             out.augmented = out._augmentation(purpose)
         return out
@@ -212,3 +222,9 @@ def draw_dropout(
     stream = f"{purpose} dropout" if layer == "classifier" else f"{purpose} dropout {layer}"
     rng = torch_generator(seed, stream, server_round, client)
     return (torch.rand(count, width, generator=rng) >= rate).float() / (1 - rate)
+
+
+def draw_numbers(count: int, seed: int, purpose: str, server_round: int, client: int) -> Tensor:
+    """Draw a number (count, 1) of each example that a client uses in a round, by which layers within a network drop."""
+    rng = torch_generator(seed, f"{purpose} dropout within the network", server_round, client)
+    return torch.randint(NUMBERS, (count, 1), generator=rng).float()

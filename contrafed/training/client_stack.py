@@ -1,7 +1,7 @@
 """Define a stack: B clients that train together. All its tensors have a leading client axis."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,7 +80,7 @@ class ClientState(MutableMapping[str, Tensor]):
         return ClientState(self._found, lambda name: self[name][:count])
 
 
-@dataclass
+@dataclass(repr=False)
 class ClientStack:
     """B clients that are trained or evaluated together.
 
@@ -100,6 +100,13 @@ class ClientStack:
 
     def __len__(self) -> int:
         return len(self.clients)
+
+    def __repr__(self) -> str:
+        """Return clients, sizes and shapes, not the numbers."""
+        tensors = {"params": self.params, "received": self.received, "state": self.state.loaded_tensors}
+        lines = [f"ClientStack(clients={self.clients}, examples={self.sizes}, round={self.server_round}, step={self.step})"]
+        lines += [f"  {kind}: {describe_shapes(values)}" for kind, values in tensors.items()]
+        return "\n".join(lines)
 
     @property
     def global_model(self) -> Tensors:
@@ -143,6 +150,12 @@ class ClientStack:
         for name, value in in_order(other.params, back).items():
             self.params[name].detach().copy_(value)
         self.state |= in_order(other.state.loaded_tensors, back)
+
+
+def describe_shapes(tensors: Mapping[str, Tensor], limit: int = 12) -> str:
+    """Return names and shapes of at most ``limit`` tensors, for reading."""
+    shown = [f"{name} {tuple(value.shape)}" for name, value in list(tensors.items())[:limit]]
+    return ", ".join([*shown, *([f"and {len(tensors) - limit} more"] if len(tensors) > limit else [])]) or "none"
 
 
 def in_order(tensors: Tensors, order: Sequence[int]) -> Tensors:

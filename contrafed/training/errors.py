@@ -24,6 +24,19 @@ LOST_DEVICE_MESSAGES = (
     "illegal instruction",
     "launch failure",
 )
+# Torch's words -> what they mean to the author of a method.
+TORCH_HINTS = {
+    "modified by an inplace operation": (
+        "an in-place edit changed a tensor that the gradient needs. Fix: make a new one, such as x = x + 1 in place of x += 1; "
+        "contrafed check names the line"
+    ),
+    "a leaf Variable that requires grad is being used in an in-place operation": (
+        "an in-place edit of parameters that train. Fix: work on value.clone(), or under torch.no_grad() outside of a loss"
+    ),
+    "backward through the graph a second time": (
+        "a tensor that was kept from an earlier step still has its graph. Fix: keep value.detach()"
+    ),
+}
 TORCH, HERE = Path(torch.__file__).parent, Path(__file__).parent
 # Code that methods call, and that calls methods. A mistake appears in it but has its cause elsewhere.
 TOOLS = (HERE, HERE.parent / "core" / "split_model.py")
@@ -102,8 +115,18 @@ def locate_errors(clients: Sequence[int], server_round: int, stacks: Sequence[Cl
     except Exception as error:
         step = stacks[0].step if stacks else 0
         where = f"client {', '.join(map(str, clients))}, round {server_round}{doing}, step {step}"
-        said = f"{where}: {type(error).__name__}: {error}"
+        said = f"{where}: {type(error).__name__}: {translate_hint(error)}"
         raise (NoRoomError(said) if _out_of_memory(error) else LocalError(f"{said} ({_locate_mistake(error)})")) from error
+
+
+def translate_hint(error: Exception) -> str:
+    """Return an error's text, with torch's hints about gradients in plain words."""
+    said = str(error)
+    return (
+        next((plain for words, plain in TORCH_HINTS.items() if words in said), said)
+        if isinstance(error, RuntimeError)
+        else said
+    )
 
 
 def _locate_mistake(error: Exception) -> str:

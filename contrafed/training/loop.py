@@ -125,7 +125,7 @@ def _train(client: Any, stack: ClientStack, phase: Phase) -> Losses:
         return Losses(batches.steps, batches.counts, rows)
     # If no gradient passes the encoder and images repeat, the encoder's outputs replace them.
     encoder = {n: v.detach() for n, v in stack.params.items() if part_of(n) == "encoder"}
-    fixed_encoder = encoder and not any("/" in name or name in encoder for name in learning)
+    fixed_encoder = (encoder or client.model.frozen_names) and not any("/" in name or name in encoder for name in learning)
     client.model.trained_parts = parts_with_buffers(client, stack, learning)
     inputs = batches.table(client.encode, encoder) if fixed_encoder and batches.repeat else None
     tables = {name: batches.table(function, model) for name, (function, model) in phase.reference_models.items()}
@@ -156,9 +156,12 @@ def _train(client: Any, stack: ClientStack, phase: Phase) -> Losses:
 
 
 def parts_with_buffers(client: Any, stack: ClientStack, learning: list[str]) -> frozenset[str]:
-    """Return the parts that train in a phase and have buffers. Buffers of other parts do not change."""
+    """Return the parts that train in a phase and have buffers. Buffers of other parts do not change, nor do they drop.
+
+    In a network without buffers they are the parts that train.
+    """
     if not client.model.buffer_names:
-        return frozenset()
+        return frozenset(part_of(bare_name(name)) for name in learning) if client.model.draws else frozenset()
     models = {name.removesuffix(bare_name(name)) for name in stack.params if bare_name(name) in client.model.buffer_names}
     trained = [(name.removesuffix(bare_name(name)), bare_name(name)) for name in learning]
     return frozenset(part_of(bare) for model, bare in trained if model in models)

@@ -1,11 +1,13 @@
 """Hold what a process needs to run clients of one experiment: the data, the model's shape, and the method's client."""
 
 import inspect
+import math
 import textwrap
 from functools import lru_cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from flwr.client import NumPyClient
 from torch import Tensor
 
@@ -83,16 +85,32 @@ class Workspace:
             ) from error
         partition = self.federation.partition
         self.shifter = partition.make_shifter(self.device) if isinstance(partition, ShiftedPartition) else None
-        fitting = max(1, min(EVALUATION_BATCH_ELSEWHERE, EVALUATION_NUMBERS // self.x[0].numel())) if len(self.x) else 1
+        numbers = self.x[0].numel() if len(self.x) else EVALUATION_NUMBERS
+        if self.model.image_size is not None:
+            numbers = max(numbers, 3 * math.prod(self.model.image_size))
+        fitting = max(1, min(EVALUATION_BATCH_ELSEWHERE, EVALUATION_NUMBERS // numbers))
         self.evaluation_batch = EVALUATION_BATCH if self.device.type == "cpu" else fitting
+        if self.model.image_size is not None:
+            self.evaluation_batch = min(self.evaluation_batch, fitting)
         # (x/255 - mean) / std as one multiplication and one addition. There is a factor per number of an image, because a
         # vector operation over three channels at a time is five times as slow.
-        mean, std = (torch.tensor(each, dtype=dtype, device=self.device) for each in (data.mean, data.std))
-        every = torch.zeros(self.x.shape[1:], dtype=dtype, device=self.device)
-        if self.kind == "values" and len(mean) == self.x.shape[1]:  # of each channel, else of each column of a table
-            mean, std = (each.view(-1, *[1] * (self.x.dim() - 2)) for each in (mean, std))
-        if self.kind != "tokens":
-            self.scale, self.shift = every + 1 / ((255 if self.kind == "image" else 1) * std), every - mean / std
+        if self.kind == "tokens":
+            return
+        mean, std = (self._spread(values) for values in (data.mean, data.std))
+        shape = self.x.shape[1:] if self.kind == "values" else (*self.x.shape[1:3], len(mean))
+        every = torch.zeros(shape, dtype=dtype, device=self.device)
+        self.scale, self.shift = every + 1 / ((255 if self.kind == "image" else 1) * std), every - mean / std
+
+    def _spread(self, values: tuple[float, ...]) -> Tensor:
+        """Return the mean or deviation of each channel that the model takes, given those of the data or of colours.
+
+        Of other values it is that of each channel (C, 1, ...), or of each column of a table.
+        """
+        found = torch.tensor(values, dtype=self.dtype, device=self.device)
+        if self.kind == "values":
+            return found.view(-1, *[1] * (self.x.dim() - 2)) if len(found) == self.x.shape[1] else found
+        channels = self.model.takes_channels or self.x.shape[3]
+        return found if len(found) == channels else found.mean().expand(channels)
 
     def images(self, index: Tensor) -> Tensor:
         """Return normalised images (..., C, H, W), channels last in memory, of the examples ``index`` (...)."""
@@ -105,17 +123,32 @@ class Workspace:
         return self.shifter.shift(self.x.index_select(0, self.shifter.examples(index)), index)
 
     def normalise_images(self, raw: Tensor) -> Tensor:
-        """Normalise raw images (..., H, W, C) uint8 to (..., C, H, W). Other values keep their axes, and tokens stay."""
+        """Normalise raw images (..., H, W, C) uint8 to (..., C, H, W), with the channels and the size that the model takes.
+
+        Other values keep their axes, and tokens stay.
+        """
         if self.kind == "tokens":
             return raw.long()
         if self.kind == "values":
             return raw.to(self.dtype).mul(self.scale).add_(self.shift)
-        return raw.to(self.dtype).mul_(self.scale).add_(self.shift).movedim(-1, -3)
+        if raw.shape[-1] == self.scale.shape[-1]:
+            found = raw.to(self.dtype).mul_(self.scale).add_(self.shift).movedim(-1, -3)
+        else:  # grey images for a network of colour images
+            found = (raw.to(self.dtype) * self.scale).add_(self.shift).movedim(-1, -3)
+        return found if self.model.image_size is None else resize_images(found, self.model.image_size)
 
     def labels(self, index: Tensor) -> Tensor:
         """Return labels (...) of the examples ``index`` (...)."""
         found = index if self.shifter is None else self.shifter.examples(index)
         return self.y.index_select(0, found.reshape(-1)).reshape(index.shape)
+
+
+def resize_images(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return images (..., C, H, W) in another size, by bilinear interpolation with antialiasing as torchvision's Resize."""
+    flat = images.reshape(-1, *images.shape[-3:])
+    if not len(flat):
+        return images.new_empty((*images.shape[:-2], *size))
+    return F.interpolate(flat, size, mode="bilinear", antialias=True).reshape(*images.shape[:-2], *size)
 
 
 def make_model(run: ClientRun, federation: Federation) -> SplitModel:

@@ -7,10 +7,10 @@ import torch
 from helpers import Schedule, close, config_of, digits_run, run_strategy, same, slow, strategy_settings, workspace_of
 
 from contrafed.clients.fedrcl import Config, _all, _hard
+from contrafed.core.build import build_model
 from contrafed.core.client_run import choose
 from contrafed.core.errors import UserError
 from contrafed.core.schema import build
-from contrafed.core.split_model import build_model
 from contrafed.training.base import Batch, Client, ClientStack
 from contrafed.training.batches import Batches
 

@@ -1,0 +1,55 @@
+"""The cheap part of the checks, before every run of an own method or network, in under a second."""
+
+import time
+
+import torch
+
+from contrafed.check.changes import check_attributes, check_in_place, check_random_state
+from contrafed.check.numbers import check_repeats
+from contrafed.check.problem import make_problem
+from contrafed.config.run_config import Run
+from contrafed.core.errors import UserError
+from contrafed.core.split_model import SplitModel
+from contrafed.data.federation import Federation
+from contrafed.server.base import strategy_class_of
+from contrafed.training.workspace import client_class_of
+
+CHEAP = (check_in_place, check_random_state, check_attributes, check_repeats)
+EXAMPLES = 4
+SECONDS = 0.5  # after which no further check begins
+SHIPPED = ("contrafed.clients.", "contrafed.strategies.", "contrafed.models.")
+
+
+def is_own(run: Run) -> bool:
+    """Return whether a run's method or network is not one of the project's."""
+    classes = client_class_of(run.client.strategy), strategy_class_of(run.server)
+    names = [*(found.__module__ for found in classes), run.client.model.module.__name__]
+    return not all(name.startswith(SHIPPED) for name in names)
+
+
+def check_before_run(run: Run, federation: Federation, model: SplitModel) -> None:
+    """Raise ``UserError`` if an own method or network fails a cheap check.
+
+    A method that raises is left to the run, which reports it with client, round and line.
+    """
+    if not is_own(run) or not len(federation.data.y) or run.evaluate_only is not None:
+        return
+    began, threads = time.perf_counter(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        problem = make_problem(run, federation, model, (EXAMPLES,), torch.float32)
+        problem.update([0])
+        for check in CHEAP:
+            if time.perf_counter() - began > SECONDS:
+                return
+            if fault := check(problem):
+                name = run.client.strategy.name
+                raise UserError(
+                    f"strategy={name}: with model={run.client.model.name}: {fault}. contrafed check has more checks"
+                )
+    except UserError:
+        raise
+    except Exception:
+        return
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,222 @@
+"""Checks of what a method and a network must not change, and of what a network is made of."""
+
+import copy
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from contrafed.check.fault import Fault, find_difference, loss_line, own_class, results_of
+from contrafed.check.lines import first_change, place_of
+from contrafed.check.problem import Problem, copy_tensors, run_rounds
+from contrafed.core.tensors import Tensors
+from contrafed.training.base import Client
+
+
+def check_copies(problem: Problem) -> Fault | None:
+    """Copies of the model and of the client are independent of the original."""
+    client = problem.open([0])
+    model = problem.workspace.model
+    index = torch.from_numpy(problem.workspace.federation.partition.train(0))
+    x = problem.workspace.images(index)
+    try:
+        workspace = problem.workspace  # which holds modules of code, and is no part of a copy
+        other, twin = copy.deepcopy(model), copy.deepcopy(client, {id(workspace): workspace})
+    except Exception as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return Fault(f"copy.deepcopy of the model or the client raises {said}", "attributes that can be copied")
+    with torch.no_grad():
+        before = model(x).logits.clone()
+        for value in other.tensors().values():
+            value.mul_(0.5).add_(0.25)
+        if not torch.equal(model(x).logits, before):
+            return Fault(
+                "a change of a copy's parameters changes the model", "parameters that each model makes itself", own_class(model)
+            )
+        with other.holding(model.tensors()):
+            if not torch.allclose(other(x).logits, before):
+                fix = "a forward pass that reads its parameters as self.NAME, not a tensor that was stored before"
+                return Fault("the network does not compute with parameters that are put in its place", fix, own_class(model))
+    received = [problem.received[0]]
+    one, two = (each.update(received, problem.server_round)[0].tensors for each in (client, twin))
+    if name := find_difference(one, two):
+        return Fault(f"a copy of the client gives another upload '{name}'", "state only in stack.state", loss_line(problem))
+    return None
+
+
+def random_state() -> tuple[Any, ...]:
+    """Return the state of all global generators: torch's, NumPy's and Python's."""
+    numpy: Any = np.random.get_state()  # noqa: NPY002, which is what must stay untouched
+    return torch.get_rng_state().numpy().tobytes(), numpy[1].tobytes(), numpy[2], random.getstate()
+
+
+def check_random_state(problem: Problem) -> Fault | None:
+    """The global generators of torch, NumPy and Python are untouched."""
+
+    def work() -> None:
+        problem.update([0])
+        problem.evaluate([0])
+
+    before, wrong = random_state(), None
+    for call in (work, lambda: run_rounds(problem)):
+        call()
+        if random_state() != before:
+            wrong = call
+            break
+    if wrong is None:
+        return None
+    line = first_change(problem.author, random_state, wrong)
+    fix = "contrafed.core.randomness before the loss, and the numbers as loss_inputs; in data, a generator of a fixed seed"
+    return Fault("draws from the global random state, so that one seed gives several results", fix, line)
+
+
+def state_of(client: Client) -> dict[str, int]:
+    """Return the attributes of a client, its class and its module with the sizes of containers, which must not grow."""
+    kind = type(client)
+    own = {f"self.{name}": value for name, value in vars(client).items() if name not in ("losses", "client_states")}
+    for each in kind.__mro__:
+        if each.__module__.startswith(("contrafed.", "flwr.", "builtins", "abc")):
+            continue
+        own |= {f"{each.__name__}.{name}": value for name, value in vars(each).items() if not name.startswith("__")}
+        module = sys.modules.get(each.__module__)
+        own |= {name: value for name, value in vars(module).items() if not name.startswith("__")} if module else {}
+    sizes = {name: len(value) if isinstance(value, list | dict | set) else -1 for name, value in own.items()}
+    sizes |= {
+        name: hash(value) for name, value in own.items() if isinstance(value, int | float | str) and name != "self.server_round"
+    }
+    return sizes
+
+
+def check_attributes(problem: Problem) -> Fault | None:
+    """A client, its class and its module gain nothing in a round, because it would be lost, or shared by all clients."""
+    client = problem.open([0])
+    received = [problem.received[0]]
+    before = state_of(client)
+
+    def work() -> None:
+        client.update(received, problem.server_round)
+
+    work()
+    after = state_of(client)
+    new = [name for name, value in after.items() if before.get(name) != value and name != "self.diverged"]
+    if not new:
+        return None
+    fresh = problem.open([0])
+    line = first_change(problem.author, lambda: state_of(fresh), lambda: fresh.update(received, problem.server_round))
+    fix = "init_client_state and stack.state for what lasts, loss_inputs for constants of a round"
+    return Fault(f"a round changes {new[0]}, which no checkpoint has and other clients may share", fix, line)
+
+
+def check_in_place(problem: Problem) -> Fault | None:
+    """No layer changes its input, and no method changes what it received or what its loss is given."""
+    model = problem.workspace.model
+    index = torch.from_numpy(problem.workspace.federation.partition.train(0))
+    if found := changing_layer(model, problem.workspace.images(index)):
+        return Fault(f"{found[0]} changes its input in place, so that features are others' or are lost", found[2], found[1])
+    seen = versions_of(problem)
+    before = seen()
+    problem.update([0])
+    problem.evaluate([0])
+    if seen() != before:
+        line = first_change(problem.author, seen, lambda: problem.update([0])) or first_change(
+            problem.author, seen, lambda: problem.evaluate([0])
+        )
+        fix = "clones, such as value.clone(), since other clients receive the same tensors"
+        return Fault("changes in place what the client received, its initial model, or the network's own parameters", fix, line)
+    return None
+
+
+def versions_of(problem: Problem) -> Callable[[], list[int]]:
+    """Return a function that counts the in-place changes of received tensors, the initial model and the network."""
+    tensors = [*problem.received[0].values(), *problem.workspace.initial.values(), *problem.workspace.model.tensors().values()]
+    return lambda: [value._version for value in tensors]
+
+
+def changing_layer(model: nn.Module, x: Tensor) -> tuple[str, str, str] | None:
+    """Return the first layer that changes its input in place, with the line of its forward pass and a fix."""
+    found: list[tuple[str, str, str]] = []
+    marks: dict[str, list[int]] = {}
+
+    def before(module: nn.Module, given: Any, name: str) -> None:
+        marks[name] = [value._version for value in given if isinstance(value, Tensor)]
+
+    def after(module: nn.Module, given: Any, out: Any, name: str) -> None:
+        if marks.get(name) != [value._version for value in given if isinstance(value, Tensor)]:
+            inplace = getattr(module, "inplace", False)
+            line = "" if type(module).__module__.startswith("torch.") else place_of(type(module).forward)
+            found.append(
+                (f"{name} ({type(module).__name__})", line, "inplace=False" if inplace else "operations without a final _")
+            )
+
+    handles = []
+    for name, layer in model.named_modules():
+        if name:
+            handles.append(layer.register_forward_pre_hook(lambda m, g, name=name: before(m, g, name)))
+            handles.append(layer.register_forward_hook(lambda m, g, o, name=name: after(m, g, o, name)))
+    try:
+        with torch.no_grad():
+            model(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else None
+
+
+def check_evaluation(problem: Problem) -> Fault | None:
+    """An evaluation changes no client state."""
+    client = problem.open([0])
+    before = copy_tensors(client.client_states[0])
+    client.evaluate_clients([problem.received[0]], problem.server_round)
+    if name := find_difference(before, client.client_states[0]):
+        line = place_of(type(client).eval_models)
+        return Fault(f"an evaluation changes the client state '{name}'", "writes to stack.state only in local_update", line)
+    return None
+
+
+def check_template(problem: Problem) -> Fault | None:
+    """A loss computes with its ``params``, not with the parameters of ``self.model``, which are only a template."""
+    plain, tensors = results_of(problem, [0])[0], problem.workspace.model.tensors()
+    before = copy_tensors(tensors)
+    try:
+        for value in tensors.values():
+            value.mul_(0.9).add_(0.01)
+        other = results_of(problem, [0])[0]
+    finally:
+        for name, value in before.items():
+            tensors[name].copy_(value)
+    if name := find_difference(plain, other):
+        fix = "the tensors of params, such as params['classifier.weight'], and self.forward(params, batch)"
+        return Fault(f"{name} depends on the parameters of self.model, which never train", fix, loss_line(problem))
+    return None
+
+
+def check_parameters(problem: Problem) -> Fault | None:
+    """Every layer is part of the network, and every parameter has an influence."""
+    model: Any = problem.workspace.model
+    for name, layer in model.named_modules():
+        for key, value in vars(layer).items():
+            inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+            if not key.startswith("_") and any(isinstance(each, nn.Module | nn.Parameter) for each in inside):
+                where = f"{name + '.' if name else ''}{key}"
+                fix = "nn.ModuleList, nn.ModuleDict or nn.ParameterList"
+                return Fault(
+                    f"{where} hides layers in a {type(value).__name__}, so that they never train", fix, place_of(type(layer))
+                )
+    index = torch.from_numpy(problem.workspace.federation.partition.train(0))
+    buffers = model.buffer_names
+    leaves: Tensors = {name: value.clone().requires_grad_(name not in buffers) for name, value in model.tensors().items()}
+    with model.holding(leaves):
+        out = model(problem.workspace.images(index)).logits
+    trained = {name: value for name, value in leaves.items() if value.requires_grad}
+    if not out.requires_grad:
+        return Fault("the network's output has no gradient", "a forward pass without no_grad and detach", own_class(model))
+    grads = torch.autograd.grad(out.sum(), list(trained.values()), allow_unused=True)
+    unused = [name for name, found in zip(trained, grads, strict=True) if found is None]
+    if unused:
+        fix = "its use in the forward pass, or leave the layer out"
+        return Fault(f"{unused[0]} has no influence on the network's output, and is sent in every round", fix, own_class(model))
+    return None

@@ -1,0 +1,146 @@
+"""Build the chosen model, check it, and try it on two images."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from contrafed.core import registry
+from contrafed.core.buffers import find_changed_constant, prepare_buffers
+from contrafed.core.client_run import Choice, model_settings
+from contrafed.core.drawn import drops
+from contrafed.core.errors import UserError
+from contrafed.core.randomness import torch_generator
+from contrafed.core.split_model import SplitModel, Stages
+from contrafed.core.weights import freeze, load_pretrained
+
+MIN_SIDE_PX = 8  # pixels of the shorter side
+
+
+def build_model(
+    choice: Choice, in_channels: int, image_size: tuple[int, int], num_classes: int, seed: int, *, tried: bool = True
+) -> SplitModel:
+    """Build the chosen model for images of one size. The initial weights are a pure function of ``seed``.
+
+    Args:
+        choice: The choice in the group ``model``.
+        in_channels: 1 or 3.
+        image_size: Height and width in pixels.
+        num_classes: C.
+        seed: The run's seed.
+        tried: Run it on two images.
+
+    Raises:
+        UserError: For unsupported images, for a result that is not a ``SplitModel``, or for layers that do not fit the images
+            or each other.
+    """
+    settings = model_settings(choice.values)
+    if settings.image_size is not None:
+        image_size = (settings.image_size, settings.image_size)
+    if min(image_size) < MIN_SIDE_PX or in_channels not in (1, 3):
+        raise UserError(
+            f"model={choice.name} takes images of at least {MIN_SIDE_PX}x{MIN_SIDE_PX} with 1 or 3 channels, "
+            f"got {image_size[0]}x{image_size[1]} with {in_channels}"
+        )
+    shape = f"{in_channels}x{image_size[0]}x{image_size[1]}"
+    with torch.random.fork_rng(devices=[]):
+        # torch.manual_seed would also reseed the accelerators, which fork_rng does not restore here.
+        torch.default_generator.manual_seed(torch_generator(seed, "model init").initial_seed())
+        try:
+            model: SplitModel = choice.module.build(choice.config, in_channels, image_size, num_classes)
+        except UserError:
+            raise
+        except Exception as error:  # layers that do not fit, too little memory, or an error in the user's code
+            raise UserError(
+                f"model={choice.name} cannot be built for images of {shape}: {describe_fault(error, choice)}"
+            ) from error
+        check_built(choice, model, num_classes)
+        if settings.image_size is not None:
+            model.image_size = image_size
+        if tried:
+            try_model(choice, model, torch.zeros(2, model.takes_channels or in_channels, *image_size))
+    return model
+
+
+def describe_fault(error: Exception, choice: Choice) -> str:
+    """Return the error of a model's code in one line, with type and place unless it comes from torch or from the machine."""
+    line = next(iter(str(error).splitlines()), "")
+    if isinstance(error, RuntimeError | MemoryError):
+        return line
+    where = registry.line_in(str(choice.module.__file__), error)
+    return f"{type(error).__name__}: {line} ({where.filename}, line {where.lineno})"
+
+
+def check_built(choice: Choice, model: Any, num_classes: int) -> None:
+    """Raise ``UserError`` if the built object is not a model that every method can train."""
+    said = _explain_build(choice)
+    if not isinstance(model, SplitModel):
+        raise UserError(f"{said}, got {type(model).__name__}")
+    if not isinstance(model.encoder, Stages):
+        raise UserError(f"{said} whose encoder is a contrafed.core.split_model.Stages, got {type(model.encoder).__name__}")
+    if model.num_classes != num_classes:
+        raise UserError(f"{said} with {num_classes} outputs (num_classes), got {model.num_classes}")
+    parts = ("encoder", "projector", "classifier")
+    if outside := [name for name, _ in model.named_parameters() if name.partition(".")[0] not in parts]:
+        raise UserError(f"{said} without parameters beside {', '.join(parts)}, got {outside[0]}")
+    names = {name for name, _ in model.named_parameters()}
+    if twice := [name for name, _ in model.named_parameters(remove_duplicate=False) if name not in names]:
+        raise UserError(f"{said} that has each parameter once, got {twice[0]}, which it has by another name too")
+    if fixed := [name for name, value in model.named_parameters() if not value.requires_grad]:
+        raise UserError(
+            f"{said} whose parameters require a gradient, got {fixed[0]}; what trains is for a method to say (parts=)"
+        )
+    unsized = [name for name, value in model.named_parameters() if nn.parameter.is_lazy(value)]
+    if unsized:
+        raise UserError(
+            f"{said} whose layers know their sizes, got {unsized[0]} without; "
+            "contrafed.core.split_model.features_of counts them"
+        )
+    if outside := [name for name, _ in model.named_buffers() if name.partition(".")[0] not in parts]:
+        raise UserError(f"{said} without buffers beside {', '.join(parts)}, got {outside[0]}")
+    settings = model_settings(choice.values)
+    loaded = [] if settings.pretrained is None else load_pretrained(model, settings.pretrained)
+    model.notices = (*loaded, *freeze(model, settings.freeze))
+    if fault := prepare_buffers(model):
+        raise UserError(f"model={choice.name}: {fault}")
+    model.train(model.training and not model.buffer_names)
+    model.buffers_are = settings.buffers
+    if model.buffers_are != "average" and not model.buffer_names:
+        raise UserError(f"model.buffers={model.buffers_are}: model={choice.name} has no buffers. Fix: leave it out")
+    layers = model.named_modules()
+    random = [name for name, layer in layers if layer is not model and drops(layer)]
+    if random:  # methods draw a round's masks themselves
+        raise UserError(f"{said} without layers of dropout, got {random[0]}; give SplitModel its dropout=RATE")
+
+
+def _explain_build(choice: Choice) -> str:
+    return f"model={choice.name}: {choice.module.__name__}.build must return a contrafed.core.split_model.SplitModel"
+
+
+def try_model(choice: Choice, model: SplitModel, images: Tensor) -> None:
+    """Raise ``UserError`` if a model cannot compute features of ``images`` (b, C, H, W)."""
+    count, width = len(images), model.embedding_size
+    try:
+        with torch.no_grad():
+            if fault := model.encoder.find_fault(torch.linspace(-1, 1, images.numel()).view_as(images)):
+                raise UserError(fault)
+            encoded = model.encoder(images)
+            z = model.projector(encoded)
+            changed = find_changed_constant(model, images) if model.buffer_names else ""
+    except UserError:
+        raise
+    except Exception as error:  # whatever layers that do not fit each other, or a user's own, bring about
+        shape = "x".join(map(str, images.shape[1:]))
+        raise UserError(f"model={choice.name} cannot take images of {shape}: {describe_fault(error, choice)}") from error
+    if changed:
+        raise UserError(
+            f"model={choice.name}: its forward pass changes {changed}. Fix: keep there numbers that are floats, or one counter"
+        )
+    if z.shape != (count, width):
+        wanted = f"whose classifier gets ({count}, {width}) of {count} images, got {tuple(z.shape)}"
+        raise UserError(
+            f"{_explain_build(choice)} {wanted}" + ("; nn.Flatten() makes a row of each image" if z.dim() != 2 else "")
+        )
+    if encoded.dim() != 2:
+        rows = f"whose encoder makes a row of each image, ({count}, E), got {tuple(encoded.shape)}"
+        raise UserError(f"{_explain_build(choice)} {rows}; a pool or nn.Flatten() belongs in its last tail")

@@ -1,0 +1,230 @@
+"""torch: any ``nn.Module`` by its dotted path, split at its head, such as ``torchvision.models.resnet18`` at ``fc``."""
+
+import importlib
+import inspect
+import typing
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from contrafed.core.drawn import drops, replace_drawing
+from contrafed.core.errors import UserError, nearest, unknown
+from contrafed.core.split_model import SplitModel, Stages
+from contrafed.core.weights import make_constant
+
+EXAMPLE = "model.target=torchvision.models.resnet18"
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the model."""
+
+    target: str | None
+    args: dict
+    head: str | None
+
+
+class Network(nn.Module):
+    """A network without its head: it maps images (b, C, H, W) to the head's input (b, D)."""
+
+    def __init__(self, net: nn.Module, name: str, head: nn.Linear) -> None:
+        super().__init__()
+        self.name, self.sizes = name, (head.in_features, head.out_features)
+        self.net = net
+        self.place_head(nn.Identity())
+
+    def place_head(self, layer: nn.Module) -> None:
+        """Put a layer where the head was."""
+        self.net.set_submodule(self.name, layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the head's input (b, D)."""
+        out = self.net(x)
+        if isinstance(out, Tensor):
+            return out
+        found: Tensor = out.logits if hasattr(out, "logits") else out[0]  # the outputs of Hugging Face's models
+        return found
+
+    def split_fault(self, x: Tensor) -> str:
+        """Return why the layer is not the head of the network, tried on images ``x``. It is empty if it is."""
+        head = nn.Linear(*self.sizes)
+        self.place_head(head)
+        try:
+            whole = self(x)
+        finally:
+            self.place_head(nn.Identity())
+        fault = f"model.head: {self.name} is not the last layer, so what follows it would be lost. Fix: the last layer"
+        try:
+            z = self(x)
+        except Exception:  # what follows takes its outputs alone
+            return fault
+        if z.dim() != 2:
+            return f"model.head: {self.name} gets {tuple(z.shape)} of {len(x)} images, not a row of each. Fix: the last layer"
+        same = z.shape[1] == head.in_features and torch.allclose(whole, head(z), rtol=1e-4, atol=1e-5)
+        return "" if same else fault
+
+    def draws(self, x: Tensor) -> bool:
+        """Return whether a pass in training mode draws from torch's generator."""
+        before = torch.get_rng_state()
+        try:
+            self.train()
+            self(x)
+            return not torch.equal(torch.get_rng_state(), before)
+        finally:
+            self.eval()
+            torch.set_rng_state(before)
+
+
+class Encoder(Stages):
+    """The encoder of such a model, in one stage."""
+
+    def find_fault(self, x: Tensor) -> str:
+        """Return what stands against the network, tried on images ``x`` (b, C, H, W); empty for nothing."""
+        body: Any = self.stages[0]
+        return body.split_fault(x) or (f"model.target: {DRAWS}" if body.draws(x) else "")
+
+
+DRAWS = (
+    "its forward pass draws at random outside layers of dropout. Fix: rates of 0 in model.args, such as attention_dropout: 0"
+)
+
+
+def build(config: Config, in_channels: int, image_size: tuple[int, int], num_classes: int) -> SplitModel:
+    """Build the network, and split it: the encoder is all of it up to its head, the classifier is the head.
+
+    A head with another number of outputs than there are classes is replaced by a new one. Dropout right before the head becomes
+    the model's, and other layers that drop draw from the run's seed. In-place activations become plain ones, with the same
+    numbers. Parameters that the network itself keeps fixed are constants.
+
+    Args:
+        config: Settings of the model.
+        in_channels: Channels of an image.
+        image_size: Height and width in pixels. A network that takes another size raises when it is tried.
+        num_classes: Number of classes.
+
+    Raises:
+        UserError: For a path, arguments or a head that do not fit.
+    """
+    net = make_network(config)
+    name, head = find_head(net, config.head)
+    dropout = _take_dropout(net, name)
+    replace_drawing(net)
+    if left := [layer_name for layer_name, layer in net.named_modules() if drops(layer)]:
+        fix = "Fix: a rate of 0 in model.args, such as attention_dropout: 0"
+        raise UserError(
+            f"model.target: {left[0]} drops within its forward pass, where its draws cannot be equal everywhere. {fix}"
+        )
+    for layer in net.modules():
+        if getattr(layer, "inplace", False) is True:
+            layer.inplace = False  # type: ignore[assignment]
+    for each in [each for each, value in net.named_parameters() if not value.requires_grad]:
+        make_constant(net, each)
+    stem = next((layer for layer in net.modules() if isinstance(layer, nn.Conv2d)), None)
+    names = {n: f"classifier.{n.rpartition('.')[2]}" if n.startswith(f"{name}.") else f"{PREFIX}{n}" for n in net.state_dict()}
+    bias = head.bias is not None
+    classifier = head if head.out_features == num_classes else nn.Linear(head.in_features, num_classes, bias)
+    model = SplitModel(Encoder([Network(net, name, head)], [nn.Identity()]), nn.Identity(), classifier, dropout).eval()
+    model.own_names = names
+    if stem is not None and in_channels == 1 and stem.in_channels == 3:
+        model.takes_channels = 3
+    return model
+
+
+PREFIX = "encoder.stages.0.net."
+
+
+def make_network(config: Config) -> nn.Module:
+    """Return the network that ``target`` builds with ``args``. Raises ``UserError``."""
+    target = config.target
+    if target is None:
+        raise UserError(f"model.target: missing. Fix: the dotted path of a network, such as {EXAMPLE}")
+    found = _import(target)
+    if not _makes_modules(found):
+        raise UserError(
+            f"model.target: {target} is neither a class of torch.nn.Module nor a function that is annotated to return one. "
+            f"Fix: write -> nn.Module at your own function, or another path, such as {EXAMPLE}"
+        )
+    args = {str(name): value for name, value in config.args.items()}
+    try:
+        # A class of transformers takes a configuration, whose arguments these are.
+        kind = getattr(found, "config_class", None)
+        net = found(kind(**args)) if isinstance(kind, type) else found(**args)
+    except TypeError as error:
+        raise UserError(f"model.args: {target} takes other arguments ({' '.join(str(error).split())}). Fix: its own") from error
+    except Exception as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError(f"model.target: {target} raises {said}. Fix: model.args") from error
+    if not isinstance(net, nn.Module):
+        raise UserError(f"model.target: {target} returns {type(net).__name__}, not a torch.nn.Module. Fix: another path")
+    return net
+
+
+def _import(target: str) -> Any:
+    """Return the object at a dotted path of a module and a name in it. Raises ``UserError``."""
+    package, _, name = target.rpartition(".")
+    if not package or not all(part.isidentifier() for part in target.split(".")):
+        raise UserError(f"model.target={target}: not a dotted path. Fix: PACKAGE.MODULE.NAME, such as {EXAMPLE}")
+    try:
+        module = importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        line = (
+            f"model.target: {target} needs the package {error.name}, which is not installed. Fix: install it, or check the path"
+        )
+        raise UserError(line) from error
+    except Exception as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError(f"model.target: {package} cannot be imported ({said})") from error
+    if not hasattr(module, name):
+        known = [each for each in dir(module) if not each.startswith("_")]
+        raise UserError(f"model.target: {package} has no {name}{nearest(name, known).removesuffix('?')}. Fix: check the path")
+    return getattr(module, name)
+
+
+def _makes_modules(found: Any) -> bool:
+    """Return whether a call of ``found`` makes a network: a class of ``nn.Module``, or a function annotated to return one.
+
+    A server's settings name the target on devices too, so no other function may be called.
+    """
+    if isinstance(found, type):
+        return issubclass(found, nn.Module)
+    if not inspect.isfunction(found):
+        return False
+    try:
+        kind = typing.get_type_hints(found).get("return")
+    except Exception:  # annotations that cannot be resolved
+        kind = found.__annotations__.get("return")
+    return isinstance(kind, type) and issubclass(kind, nn.Module)
+
+
+def find_head(net: nn.Module, wanted: str | None) -> tuple[str, nn.Linear]:
+    """Return name and layer of the head: the one that is ``wanted``, or else the last linear layer. Raises ``UserError``."""
+    layers = dict(net.named_modules())
+    linear = [name for name, layer in layers.items() if isinstance(layer, nn.Linear) and name]
+    if wanted is None:
+        if not linear:
+            raise UserError("model.head: the network has no nn.Linear, of which the last is the head")
+        wanted = linear[-1]
+    if wanted not in layers:
+        fault = unknown("layer", wanted, linear[-5:])
+        raise UserError(f"model.head: {fault}")
+    if wanted not in linear:
+        kind = type(layers[wanted]).__name__
+        raise UserError(f"model.head: {wanted} is {kind}, not nn.Linear. Fix: one of {', '.join(linear[-3:]) or 'none'}")
+    return wanted, typing.cast(nn.Linear, layers[wanted])
+
+
+def _take_dropout(net: nn.Module, head: str) -> float:
+    """Return the rate of the dropout layer right before the head in its ``nn.Sequential``, and take that layer out."""
+    path, _, last = head.rpartition(".")
+    home = net.get_submodule(path)
+    if not path or not isinstance(home, nn.Sequential):
+        return 0.0
+    names = [name for name, _ in home.named_children()]
+    before = names[names.index(last) - 1] if names.index(last) else None
+    layer = getattr(home, before) if before is not None else None
+    if type(layer) is not nn.Dropout or before is None or layer.p >= 1:
+        return 0.0
+    home._modules[before] = nn.Identity()
+    return float(layer.p)

@@ -1,0 +1,167 @@
+"""contrafed check: what it finds of authors' mistakes, its report, and its cheap part before a run."""
+
+import re
+import sys
+import time
+
+import pytest
+import torch
+from helpers import config_of, sized_workspace
+from mistakes import MISTAKES, write_mistake
+from omegaconf import OmegaConf
+
+from contrafed.check.command import check_run
+from contrafed.config.compose import compose_job
+from contrafed.config.run_config import resolve
+from contrafed.runs.run import run
+from contrafed.training.errors import translate_hint
+
+
+@pytest.fixture
+def author(tmp_path, monkeypatch):
+    """Return a function that writes a mistake and composes its run."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def compose(mistake, *more):
+        overrides, line = write_mistake(tmp_path, mistake)
+        return OmegaConf.to_container(compose_job([*overrides, *more], tmp_path / "yamls"), resolve=True), line
+
+    yield compose
+    for name in [name for name in sys.modules if name.split(".")[0] == "author"]:
+        del sys.modules[name]
+
+
+def by_name(name):
+    return next(mistake for mistake in MISTAKES if mistake.name.startswith(name))
+
+
+QUICK = (
+    "a branch on a tensor",
+    "a list of the module",
+    "an in-place edit that",
+    "padding as",
+    "layers in",
+    "a loss of the wrong",
+)
+PARAMETERS = [
+    pytest.param(mistake, marks=[] if mistake.name.startswith(QUICK) else [pytest.mark.slow], id=mistake.name.replace(" ", "-"))
+    for mistake in MISTAKES
+]
+
+
+@pytest.mark.parametrize("mistake", PARAMETERS)
+def test_a_mistake_is_found_at_its_line(mistake, author):
+    """Those that nothing finds are in docs/check.md too."""
+    config, line = author(mistake)
+    state = torch.get_rng_state()
+    found = {name: text for name, result, text in check_run(resolve(config)) if result == "failed"}
+    torch.set_rng_state(state)
+    assert bool(found) == bool(mistake.check), found
+    if mistake.check:
+        said = [text for name, text in found.items() if mistake.check in name]
+        assert said, found
+        assert (line in said[0]) == mistake.line, (line, said)
+        assert "Fix: " in said[0]
+
+
+def test_at_least_thirty_mistakes_are_written_down():
+    assert len(MISTAKES) >= 30
+    assert [mistake.name for mistake in MISTAKES if not mistake.check] == NOT_FOUND
+
+
+NOT_FOUND = ["a loss of the wrong sign", "a term without a gradient", "a mean of replies without weights"]
+
+
+def test_the_command_prints_a_line_of_each_check(call_command, author, tmp_path):
+    author(by_name("a branch"))
+    done = call_command("check", f"--config-dir={tmp_path}/yamls", "strategy=mine", "model=mlp", "model.hidden=[6]")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 1
+    (failed,) = [line for line in lines if line.startswith("failed")]
+    assert re.search(
+        r"alone equals stacked in float64: clients as a stack raise .* \(author/client.py, line \d+\)\. Fix: ", failed
+    )
+    assert "skipped padding has no influence" in done.stdout.replace("  ", " ")
+    assert lines[-1].startswith("14 checks in ")
+    assert call_command("check", "strategy=moon", "model=mlp", "model.hidden=[6]").returncode == 0
+    assert not list(tmp_path.glob("outputs"))
+
+
+@pytest.mark.parametrize("arguments", [["-m"], ["--cfg", "job"], ["strategy=nothing"], ["lr=1"]])
+def test_a_wrong_line_is_one_line_of_status_2(arguments, call_command):
+    done = call_command("check", *arguments)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "mistake", ["torch's global", "an attribute", "a change of what", "an in-place activation", "a generator"]
+)
+def test_the_cheap_part_runs_before_a_run(mistake, author, tmp_path, expect_error):
+    config, line = author(by_name(mistake), "engine=local", f"output_dir={tmp_path}/run")
+    with expect_error("strategy"):
+        run(config)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_cheap_part_takes_less_than_a_second(author):
+    from contrafed.check.before_run import check_before_run, is_own
+    from contrafed.data.federation import load_federation
+    from contrafed.training.workspace import make_model
+
+    wanted = resolve(author(by_name("a loss of the wrong sign"))[0])
+    federation = load_federation(wanted.client)
+    model = make_model(wanted.client, federation)
+    began = time.process_time()
+    assert is_own(wanted)
+    check_before_run(wanted, federation, model)
+    assert time.process_time() - began < 1
+
+
+def test_methods_of_the_project_are_not_tried_before_a_run(monkeypatch):
+    from contrafed.check import before_run
+
+    assert not before_run.is_own(resolve(config_of("strategy=moon", "model=mlp")))
+
+
+def edit_saved(w):
+    e = w.exp()
+    out = e.square().sum()
+    e.add_(1)
+    out.backward()
+
+
+def go_back_twice(w):
+    total = (w * w).sum()
+    total.backward()
+    total.backward()
+
+
+@pytest.mark.parametrize(
+    ("mistake", "fix"), [(edit_saved, "x = x + 1"), (lambda w: w.mul_(2), "clone"), (go_back_twice, "detach")]
+)
+def test_torchs_hints_are_in_plain_words(mistake, fix):
+    with pytest.raises(RuntimeError) as found:
+        mistake(torch.ones(3, requires_grad=True))
+    assert fix in translate_hint(found.value)
+    assert "retain_graph" not in translate_hint(found.value)
+
+
+def test_stacks_and_batches_print_shapes():
+    workspace, shown = sized_workspace("fedavg", [5, 4]), []
+
+    class Printing(workspace.client_class):
+        def local_update(self, stack):
+            shown.append(repr(stack))
+            return super().local_update(stack)
+
+        def loss(self, params, batch, loss_inputs):
+            shown.append(repr(batch))
+            return super().loss(params, batch, loss_inputs)
+
+    received = {f"model/{name}": value for name, value in workspace.initial.items()}
+    Printing(workspace, [0, 1]).update([received] * 2, 1)
+    assert shown[0].startswith(
+        "ClientStack(clients=[0, 1], examples=[5, 4], round=1, step=0)\n  params: encoder.stages.0.1.weight (2,"
+    )
+    assert re.fullmatch(r"Batch\(x \(5, 1, 8, 8\), y \(5,\), mask \(5,\)\)", shown[1]), shown[1]

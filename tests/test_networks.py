@@ -1,0 +1,321 @@
+"""model=torch: any nn.Module is split at its head, has weights of a file, frozen parts, and layers that drop."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from helpers import build_received, close, config_of, same
+from networks import Small
+from omegaconf import OmegaConf
+from safetensors.torch import load_file, save_file
+
+from contrafed.core import registry
+from contrafed.core.build import build_model
+from contrafed.core.client_run import choose, client_run_of
+from contrafed.core.drawn import Drawn, draw_uniform
+from contrafed.core.randomness import torch_generator
+from contrafed.core.tensors import size_of
+from contrafed.runs.run import run
+from contrafed.training.batches import draw_numbers
+from contrafed.training.workspace import Workspace
+
+DEFAULTS = OmegaConf.to_container(OmegaConf.load(registry.CONF / "model" / "torch.yaml"))
+RUN = (
+    "model=torch", "model.target=networks.Small", "engine=local", "tracker=none", "num_clients=4", "num_rounds=2",
+    "eval_every=2", "participation=full", "partition.min_client_size=20", "strategy=fedavg", "strategy.local.iterations=2",
+)  # fmt: skip
+
+
+def make(target="networks.Small", channels=3, size=8, classes=10, seed=0, **changes):
+    return build_model(choose("model", DEFAULTS | {"target": target} | changes), channels, (size, size), classes, seed)
+
+
+@cache
+def workspace_for(*overrides):
+    return Workspace(client_run_of(config_of(*RUN, *overrides)), dtype=torch.float64)
+
+
+def alone_and_stacked(workspace, clients, rounds=2):
+    """Assert that a stack's uploads and client states are those of its clients alone."""
+    received, kind = build_received(workspace), workspace.client_class
+    stack, lone = kind(workspace, clients), [kind(workspace, [client]) for client in clients]
+    for server_round in range(1, rounds + 1):
+        found = stack.update([received] * len(clients), server_round)
+        for client, one in zip(lone, found, strict=True):
+            (own,) = client.update([received], server_round)
+            close(one.tensors, own.tensors)
+            close(one.client_state, own.client_state)
+            client.client_states = [own.client_state]
+        stack.client_states = [update.client_state for update in found]
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------------- a split
+
+
+def test_the_split_network_computes_what_the_network_does():
+    model, x = make(classes=7), torch.randn(3, 3, 8, 8)
+    with torch.random.fork_rng():
+        torch.default_generator.manual_seed(torch_generator(0, "model init").initial_seed())
+        network = Small().eval()
+    with torch.no_grad():
+        out = model(x, with_levels=True)
+        assert torch.equal(out.logits, network(x))
+    assert torch.equal(out.levels[0], out.z)
+    assert (model.embedding_size, model.dropout) == (6, 0.3)
+    assert model.own_names["head.1.weight"] == "classifier.weight"
+    assert same(model.tensors(), make("networks.make_small", classes=7).tensors())
+    assert not same(model.tensors(), make(classes=7, seed=1).tensors())
+
+
+def test_grey_images_are_repeated_and_resized():
+    grey = workspace_for("model.image_size=16", "dataset.normalize=imagenet")
+    index = torch.arange(3)
+    found, raw = grey.images(index), grey.federation.data.x[:3].double() / 255
+    assert found.shape == (3, 3, 16, 16)
+    mean, std = torch.tensor([0.485, 0.456, 0.406]).double(), torch.tensor([0.229, 0.224, 0.225]).double()
+    wanted = (raw.repeat(1, 3, 1, 1) - mean.view(3, 1, 1)) / std.view(3, 1, 1)
+    wanted = torch.nn.functional.interpolate(wanted, (16, 16), mode="bilinear", antialias=True)
+    torch.testing.assert_close(found, wanted)
+    own = Workspace(client_run_of(config_of("model=mlp", "model.image_size=12", "dataset.normalize=imagenet")))
+    assert own.images(index).shape == (3, 1, 12, 12)
+    assert own.scale[0, 0].item() == pytest.approx(1 / 255 / np.mean([0.229, 0.224, 0.225]))
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "moon", "perfedavg"])
+def test_a_stack_equals_its_clients_alone_with_all_that_drops(strategy):
+    overrides = ("strategy.local.iterations=null", "strategy.local.epochs=1", "strategy.local.last_batch=merge")
+    alone_and_stacked(workspace_for(*overrides, f"strategy={strategy}", "partition=iid", "num_clients=60"), [0, 1, 2], 1)
+
+
+def test_what_drops_is_a_function_of_the_seed():
+    numbers = draw_numbers(2000, 0, "batches", 1, 0).squeeze(1)
+    found = draw_uniform(numbers, 1, 30)
+    assert found.mean().item() == pytest.approx(0.5, abs=0.01)
+    assert found.var().item() == pytest.approx(1 / 12, abs=0.002)
+    both = torch.corrcoef(torch.cat([found.T, draw_uniform(numbers, 2, 30).T]))
+    assert (both - torch.eye(60)).abs().max() < 0.12
+    layer, x = Drawn(0.25, 3, 1), torch.ones(2000, 4, 3, 3)
+    assert torch.equal(layer(x), x)
+    layer.numbers = numbers
+    out = layer(x)
+    assert out.unique().tolist() == pytest.approx([0.0, 4 / 3])
+    assert (out == out[..., :1, :1]).all()
+    assert (out == 0).float().mean().item() == pytest.approx(0.25, abs=0.02)
+    with pytest.raises(ValueError, match="rows"):
+        layer(torch.ones(3, 4))
+
+
+def test_dropout_changes_the_training_and_not_the_evaluation():
+    updates, scores = [], []
+    for rate in (0.0, 0.4):
+        workspace = workspace_for(f"model.args={{rate: {rate}}}")
+        client = workspace.client_class(workspace, [0])
+        updates.append(client.update([build_received(workspace)], 1)[0].tensors)
+        scores.append(client.evaluate_clients([build_received(workspace)], 1, split="train")[0].metrics)
+    assert scores[0] == scores[1]
+    assert not same(*updates)
+
+
+# ---------------------------------------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"target": None}, "model.target"),
+        ({"target": "Small"}, "model.target"),
+        ({"target": "no_such_package.Small"}, "model.target"),
+        ({"target": "networks.Smal"}, "model.target"),
+        ({"target": "os.system", "args": {"command": "true"}}, "model.target"),
+        ({"target": "networks.unannotated"}, "model.target"),
+        ({"target": "networks.wrong"}, "model.target"),
+        ({"args": {"depth": 3}}, "model.args"),
+        ({"args": {"width": -1}}, "model.target"),
+        ({"head": "fc"}, "model.head"),
+        ({"head": "stem.0"}, "model.head"),
+        ({"head": "inner.0"}, "model.head"),
+        ({"target": "networks.Grey", "args": {"mistake": "after"}}, "model.head"),
+        ({"target": "networks.Grey", "args": {"mistake": "functional"}}, "model.target"),
+        ({"target": "networks.Grey", "args": {"mistake": "attention"}}, "model.target"),
+        ({"freeze": ["sten.*"]}, "model.freeze"),
+        ({"freeze": ["*"]}, "model.freeze"),
+        ({"freeze": ["*.running_mean"]}, "model.freeze"),
+        ({"image_size": 4}, "model.image_size"),
+        ({"pretrained": "absent.pt"}, "model.pretrained"),
+    ],
+)
+def test_a_mistake_is_one_line_with_its_key(changes, key, expect_error):
+    with expect_error(key):
+        make(**{"channels": 1} | changes)
+
+
+# ----------------------------------------------------------------------------------------------------------------- weights
+
+
+def replace_tensors(state, **changes):
+    return {name: value for name, value in (state | changes).items() if value is not None}
+
+
+def test_weights_come_from_a_file(tmp_path):
+    network = Small(num_classes=10)
+    save_file(network.state_dict(), tmp_path / "a.safetensors")
+    torch.save({"state_dict": {f"module.{n}": v for n, v in network.state_dict().items()}}, tmp_path / "a.pt")
+    for name in ("a.safetensors", "a.pt"):
+        model = make(pretrained=str(tmp_path / name))
+        for own, value in network.named_parameters():
+            assert torch.equal(model.tensors()[model.own_names[own]], value)
+        assert model.notices == ()
+    drawn = make(classes=4)
+    for classes, state in (
+        (4, network.state_dict()),
+        (10, replace_tensors(network.state_dict(), **{"head.1.weight": None, "head.1.bias": None})),
+    ):
+        save_file(state, tmp_path / "b.safetensors")
+        model = make(classes=classes, pretrained=str(tmp_path / "b.safetensors"))
+        assert "head starts as drawn" in model.notices[0]
+        assert torch.equal(model.tensors()["encoder.stages.0.net.branch.weight"], network.branch.weight)
+    assert torch.equal(make(classes=4, pretrained=str(tmp_path / "a.pt")).classifier.weight, drawn.classifier.weight)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"branch.bias": None},
+        {"branch.scale": torch.ones(2)},
+        {"branch.bias": torch.ones(3)},
+        {"branch.bias": torch.full((4,), torch.nan)},
+        {"head.1.weight": torch.ones(10, 5)},
+    ],
+)
+def test_a_file_that_does_not_fit_is_one_line(changes, tmp_path, expect_error):
+    save_file(replace_tensors(Small(num_classes=10).state_dict(), **changes), tmp_path / "a.safetensors")
+    with expect_error("model.pretrained"):
+        make(pretrained=str(tmp_path / "a.safetensors"))
+
+
+@pytest.mark.parametrize("content", [b"", b"no weights", Small(), {"epoch": 3}])
+def test_other_files_are_one_line(content, tmp_path, expect_error):
+    file = tmp_path / "a.pt"
+    file.write_bytes(content) if isinstance(content, bytes) else torch.save(content, file)
+    with expect_error("model.pretrained"):
+        make(pretrained=str(file))
+
+
+# ------------------------------------------------------------------------------------------------------------------ frozen
+
+
+def test_frozen_parameters_neither_train_nor_are_sent():
+    plain, workspace = workspace_for(), workspace_for("model.freeze=[stem.*,encoder.*.branch.*]")
+    model = workspace.model
+    names = {name for name in plain.model.tensors() if ".stem." in name or ".branch." in name}
+    assert plain.model.tensors().keys() - model.tensors().keys() == names == model.frozen_names
+    down, up = workspace.client_class.message_spec(model, workspace.config)
+    assert not any(name.partition("/")[2] in names for name in (*down, *up))
+    before = {name: value.clone() for name, value in model.frozen_tensors().items()}
+    for update in alone_and_stacked(workspace, [0, 1, 2]):
+        assert size_of(update.tensors) == size_of({n: v for n, v in plain.initial.items() if n not in names})
+        assert any(not torch.equal(v, workspace.initial[n.partition("/")[2]]) for n, v in update.tensors.items())
+    assert same(model.frozen_tensors(), before)
+
+
+def test_outputs_of_a_frozen_encoder_are_computed_once():
+    """Head and frozen encoder give the bits of training the head of the same model."""
+    frozen = workspace_for("model.freeze=[encoder.*]", "strategy.local.iterations=60")
+    calls = []
+    frozen.model.encoder.register_forward_hook(lambda *_: calls.append(1))
+    client = frozen.client_class(frozen, [0])
+    (update,) = client.update([build_received(frozen)], 1)
+    assert set(update.tensors) == {"model/classifier.weight", "model/classifier.bias"}
+    assert len(calls) < 5
+    plain = workspace_for("strategy.local.iterations=60", "model.buffers=frozen")
+
+    class Head(plain.client_class):
+        def local_update(self, stack):
+            self.train(stack, parts=("classifier",))
+            return self.make_upload(stack)
+
+    (other,) = Head(plain, [0]).update([build_received(plain)], 1)
+    assert all(torch.equal(value, other.tensors[name]) for name, value in update.tensors.items())
+
+
+def test_a_run_writes_the_whole_model_and_its_lines(tmp_path, capsys):
+    save_file(Small().state_dict(), tmp_path / "a.safetensors")
+    changes = ("model.freeze=[stem.*]", f"model.pretrained={tmp_path}/a.safetensors", "model.image_size=12")
+    summary = run(config_of(*RUN, *changes, f"output_dir={tmp_path}/run"))
+    said = capsys.readouterr().out
+    for line in ("so the head starts as drawn", "120 of ", "repeated in 3 channels and resized from 8x8 to 12x12"):
+        assert line in said
+    file = f"{summary['folder']}/model.safetensors"
+    written = load_file(file)
+    model = make(size=12, channels=1, pretrained=file)
+    assert written.keys() == model.state_dict().keys()
+    assert torch.equal(written["encoder.stages.0.net.stem.0.weight"], load_file(tmp_path / "a.safetensors")["stem.0.weight"])
+    again = run(config_of(*RUN, *changes, f"init_from={file}", f"output_dir={tmp_path}/b"))
+    assert again["bytes_up_per_client"] == summary["bytes_up_per_client"] < 4 * sum(v.numel() for v in written.values())
+
+
+@pytest.mark.slow
+def test_engines_agree_bit_for_bit_with_all_that_drops(tmp_path):
+    models = []
+    for engine in (["engine=local"], ["engine=ray", "engine.workers=1"], ["engine=flower"]):
+        folder = tmp_path / engine[0].partition("=")[2]
+        wanted = [value for value in RUN if not value.startswith("engine")]
+        changes = ("model.target=torchvision.models.efficientnet_b0", "model.freeze=[features.0.*]", "dataset.fraction=0.1")
+        run(config_of(*wanted, *engine, *changes, f"output_dir={folder}"))
+        models.append(load_file(folder / "model.safetensors"))
+    assert same(models[0], models[1])
+    assert same(models[0], models[2])
+
+
+def test_what_vmap_refuses_runs_one_by_one_and_a_line_says_so(tmp_path, capsys):
+    changes = ("model.target=networks.Grey", "model.args={mistake: branch}", "engine.stack_size=4")
+    summary = run(config_of(*RUN, *changes, f"output_dir={tmp_path}/run"))
+    assert summary["failures"] == 0
+    assert capsys.readouterr().out.count("one by one") == 1
+
+
+# ------------------------------------------------------------------------------------------------- networks of other people
+
+NETWORKS = [
+    ("torchvision.models.resnet18", {}, "fc", ()),
+    ("torchvision.models.mobilenet_v3_small", {}, "classifier.3", ()),
+    ("torchvision.models.efficientnet_b0", {}, "classifier.1", ()),
+    ("torchvision.models.vit_b_16", {"image_size": 32}, "heads.head", ("model.image_size=32",)),
+    ("timm.models.resnet10t", {}, "fc", ("model.image_size=32",)),
+    (
+        "transformers.ViTForImageClassification",
+        {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 48,
+            "image_size": 32,
+            "patch_size": 8,
+        },
+        "classifier",
+        ("model.image_size=32",),
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "args", "head", "more"), NETWORKS, ids=[each[0] for each in NETWORKS])
+def test_networks_that_people_have(target, args, head, more, tmp_path, capsys):
+    """Without downloads. Two clients as a stack, and alone, give nearly the same model."""
+    pytest.importorskip(target.partition(".")[0])
+    models = []
+    for stack in (1, 2):
+        changes = (
+            f"model.target={target}",
+            "model.args={" + ", ".join(f"{key}: {value}" for key, value in args.items()) + "}",
+            f"model.head={head}",
+            f"engine.stack_size={stack}",
+        )
+        small = ("num_clients=2", "num_rounds=1", "eval_every=1", "strategy.local.lr=0.01", "dataset.fraction=0.1")
+        summary = run(config_of(*RUN, *small, *changes, *more, f"output_dir={tmp_path}/{stack}"))
+        assert summary["failures"] == 0
+        assert "one by one" not in capsys.readouterr().out
+        models.append(load_file(f"{summary['folder']}/model.safetensors"))
+    assert np.mean([float((models[0][n] - v).abs().max()) for n, v in models[1].items()]) < 1e-3
