@@ -217,7 +217,8 @@ class Session:
         """Write the models of a round whose evaluation is the best so far. A run that only evaluates has no best."""
         if self.run.evaluate_only or not self.selection.note_best(self.recorder.accuracies, done):
             return
-        self.selection.save(self.folder, self._get_final_model(), self._about_model)
+        best = self._get_final_model() | self.workspace.model.frozen_tensors()
+        self.selection.save(self.folder, best, self._about_model)
         if self.places["save"]:
             config = ConfigRecord({**scored, **({"final": True} if ends else {})})
             save_best_personal(self.strategy, self.grid, done, arrays, config, self.run.engine.config.round_timeout)
