@@ -198,6 +198,7 @@ def test_blind_choices_train_only_who_is_available():
     assert {len(chosen) for chosen in asked} != {3}
 
 
+@pytest.mark.slow
 def test_stacked_equals_alone():
     alone, _ = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), **EARLY_LEARNING)
     stacked, _ = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), stack_size=4, **EARLY_LEARNING)
