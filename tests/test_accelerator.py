@@ -69,7 +69,8 @@ def test_the_stand_in_computes_and_refuses_what_a_gpu_refuses():
             y.numpy()
 
 
-@pytest.mark.parametrize("method", ["pmfl", slow("fedrcl")])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["pmfl", "fedrcl"])
 def test_no_step_waits_for_the_accelerator(method):
     """A round of two epochs has as many transfers as one of one epoch, also with convolutions and dropout."""
     counts = []
@@ -145,7 +146,8 @@ def test_a_run_goes_on_there_as_if_it_had_never_stopped(tmp_path, method):
     assert whole[2:] == goes_on[2:]
 
 
-@pytest.mark.parametrize("method", [slow("pmfl"), "fedcrl"])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["pmfl", "fedcrl"])
 def test_devices_with_an_accelerator_answer_as_others_do(tmp_path, monkeypatch, method):
     def clients(which):
         for k in range(3):

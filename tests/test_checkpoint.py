@@ -41,7 +41,6 @@ def stop_patched_run(tmp_path):
     return lambda name: make_stopped_run(tmp_path / "run", f"strategy={name}")
 
 
-@pytest.mark.figures
 @pytest.mark.parametrize(("name", "overrides"), EACH_RUN)
 def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, stop_run, name, overrides):
     config = (f"strategy={name}", *SMALL_RUN, *overrides)
@@ -52,7 +51,6 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, stop_run, name, overrides):
     assert equal(outcome(folder), outcome(tmp_path / "whole"))
     assert summary["resumed_from"].endswith("000004")
     assert summary["rounds"] == 7
-    assert (folder / "participation.png").read_bytes() == (tmp_path / "whole" / "participation.png").read_bytes()
 
 
 @pytest.mark.figures
@@ -211,6 +209,7 @@ def test_personal_models_of_a_finished_run_can_still_be_saved(tmp_path, capsys):
     assert again["personal_accuracy_mean"] == first["personal_accuracy_mean"]
 
 
+@pytest.mark.slow
 def test_a_finished_run_sends_what_its_last_round_sent_to_models_that_are_saved_after_it(tmp_path):
     """FedProc's mix depends on the round. Clients that train before evaluation save the models of the last evaluation."""
     proc = ("strategy=fedproc", "evaluate_after=local_training", *SMALL_RUN)

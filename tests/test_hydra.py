@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import check_overrides, config_of, slow
+from helpers import check_overrides, config_of
 
 from contrafed.config.checks import SECTIONS
 from contrafed.runs.launch import read_objective
@@ -38,13 +38,11 @@ def alone(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("how", ["joblib n_jobs=1", slow("joblib n_jobs=2"), slow("submitit_local timeout_min=5")])
-def test_a_launcher_of_hydras_leaves_the_files_of_one_job_at_a_time(tmp_path, monkeypatch, call_command, alone, how):
-    """joblib with one process runs in this one."""
-    launcher, setting = how.split()
-    asked = ("-m", f"hydra/launcher={launcher}", f"hydra.launcher.{setting}", *QUICK_RUN, "seed=0,1", "hydra.sweep.dir=jobs")
-    monkeypatch.chdir(tmp_path)
-    done = call_command(*asked) if setting == "n_jobs=1" else main(tmp_path, *asked)
+@pytest.mark.slow
+@pytest.mark.parametrize(("launcher", "setting"), [("joblib", "n_jobs=2"), ("submitit_local", "timeout_min=5")])
+def test_a_launcher_of_hydras_leaves_the_files_of_one_job_at_a_time(tmp_path, alone, launcher, setting):
+    asked = (f"hydra/launcher={launcher}", f"hydra.launcher.{setting}", *QUICK_RUN, "seed=0,1", "hydra.sweep.dir=jobs")
+    done = main(tmp_path, "-m", *asked)
     assert done.returncode == 0, done.stderr
     assert "2 of 2 jobs finished, 0 failed" in done.stdout
     for job in ("0", "1"):

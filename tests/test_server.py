@@ -165,8 +165,8 @@ def moon_on_digits(weights):
     [
         ("fedau", {}),
         ("pmfl", {"history_size": 0}),
-        ("pmfl", {"history_size": 0, "normalize": "participants"}),
-        ("pmfl", {"history_size": 0, "normalize": "weights"}),
+        slow("pmfl", {"history_size": 0, "normalize": "participants"}),
+        slow("pmfl", {"history_size": 0, "normalize": "weights"}),
         ("pmfl", {"history_size": 0, "adaptive_weights": False}),
     ],
 )

@@ -1,7 +1,7 @@
 """APFL: the golden problem, a step and alpha by hand, FedAvg's W bit for bit, and alpha at 0 and 1."""
 
 import pytest
-from helpers import same
+from helpers import same, slow
 from left import FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_client, scalar_left
 
 FIXED_ALPHA = {"alpha": 0.75, "adaptive": False}
@@ -48,8 +48,8 @@ def test_alpha_moves_once_a_round_and_stays_in_its_range():
     assert (train_alpha(100, 1), train_alpha(-0, 1)) == (1.0, pytest.approx(0.3))
 
 
-@pytest.mark.parametrize("changes", [{"alpha": 0.0, "adaptive": False}, FIXED_ALPHA, {}])
-@pytest.mark.parametrize("clip_norm", [None, 0.5])
+@pytest.mark.parametrize("changes", [slow({"alpha": 0.0, "adaptive": False}), slow(FIXED_ALPHA), {}])
+@pytest.mark.parametrize("clip_norm", [slow(None), 0.5])
 def test_w_is_fedavgs_bit_for_bit(changes, clip_norm):
     local = {"clip_norm": clip_norm}
     run, plain = digits_left("apfl", local=local, **changes), digits_left("fedavg", local=local)

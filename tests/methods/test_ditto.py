@@ -1,7 +1,7 @@
 """Ditto: the golden problem, a step by hand, FedAvg's W bit for bit, and Local without the pull."""
 
 import pytest
-from helpers import same
+from helpers import same, slow
 from left import FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_client, scalar_left
 from recording import settings_of, write_problem
 from test_every import outcome, same_outcome
@@ -33,7 +33,7 @@ def test_a_step_by_hand():
     assert float(update.tensors["model/classifier.w"]) == pytest.approx(0.3, abs=1e-12)
 
 
-@pytest.mark.parametrize("pull", [0.0, 0.5, 10.0])
+@pytest.mark.parametrize("pull", [slow(0.0), 0.5, slow(10.0)])
 def test_w_is_fedavgs_bit_for_bit(pull):
     run, plain = digits_left("ditto", pull_weight=pull), digits_left("fedavg")
     assert all(same(one, other) for one, other in zip(run.models, plain.models, strict=True))

@@ -151,6 +151,7 @@ def test_the_last_loss_of_each_client():
     assert Losses([3, 2, 0], counts, rows).last("loss").tolist() == [5.0, 4.0, 0.0]
 
 
+@pytest.mark.slow
 def test_stacked_equals_alone_though_passes_differ():
     alone = stacked_equals_alone("fedala", settled=0.05, max_passes=16)
     moved = [float((1 - alone.own(client, "blend")["classifier.weight"]).abs().max()) for client in sorted(alone.client_state)]

@@ -108,6 +108,7 @@ def test_without_the_pull_clients_train_alone():
     assert any(not same(pulled.own(client), run.own(client)) for client in run.client_state)
 
 
+@pytest.mark.slow
 def test_stacked_equals_alone():
     alone = stacked_equals_alone("fedamp")
     for client, model in alone.strategy.state["known"].items():

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from helpers import slow
 
 from contrafed.server.intervals import Intervals
 
@@ -37,8 +38,8 @@ def test_interval_weights_approach_one_over_p():
     assert weights_along(path, 50, False)[-1] == pytest.approx(9.9485, rel=0.03)
 
 
-@pytest.mark.parametrize(("p", "share"), [(0.02, 0.636), (0.1, 0.995), (0.402, 1.0)])
-@pytest.mark.parametrize("lag", [False, True])
+@pytest.mark.parametrize(("p", "share"), [(0.02, 0.636), slow(0.1, 0.995), slow(0.402, 1.0)])
+@pytest.mark.parametrize("lag", [False, slow(True)])
 def test_a_client_counts_as_if_it_were_always_there(p, share, lag):
     """P13: a client's weights over all rounds sum to their number. The cutoff leaves 1 - (1 - p)^C of it for rare clients."""
     path = np.random.default_rng(1).random(100_000) < p

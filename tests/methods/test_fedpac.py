@@ -215,6 +215,7 @@ def test_the_head_phase_has_a_rate_of_its_own():
     assert not torch.equal(head(0.01, 0.1), head(0.01, 0.2))
 
 
+@pytest.mark.slow
 def test_stacked_equals_alone_and_heads_stay_where_a_client_is_away():
     alone, rule = digits_run("fedpac", schedule=ROUNDS, num_rounds=4, local=SHORT_TRAINING)
     stacked, other = digits_run("fedpac", schedule=ROUNDS, num_rounds=4, local=SHORT_TRAINING, stack_size=4)

@@ -200,6 +200,7 @@ def test_blind_choices_train_who_is_available_or_all_of_them(choose_from):
     assert ({len(chosen) for chosen in asked} == {3}) is blind
 
 
+@pytest.mark.slow
 def test_stacked_equals_alone():
     alone, _ = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), **EARLY_LEARNING)
     stacked, _ = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), stack_size=4, **EARLY_LEARNING)
