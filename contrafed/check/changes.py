@@ -4,6 +4,7 @@ import copy
 import random
 import sys
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,12 @@ def check_random_state(problem: Problem) -> Fault | None:
 def state_of(client: Client) -> dict[str, int]:
     """Return the attributes of a client, its class and its module with the sizes of containers, which must not grow."""
     kind = type(client)
-    own = {f"self.{name}": value for name, value in vars(client).items() if name not in ("losses", "client_states")}
+    kept = ("losses", "client_states")
+    own = {
+        f"self.{name}": value
+        for name, value in vars(client).items()
+        if name not in kept and not isinstance(getattr(kind, name, None), cached_property)
+    }
     for each in kind.__mro__:
         if each.__module__.startswith(("contrafed.", "flwr.", "builtins", "abc")):
             continue

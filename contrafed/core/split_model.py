@@ -221,14 +221,17 @@ class SplitModel(nn.Module):
         """Return the tensors that ``model.freeze`` made constants, by name."""
         return {name: self.get_buffer(name) for name in sorted(self.frozen_names)}
 
-    @contextlib.contextmanager
-    def training_on(self, mask: Tensor, dropout: Mapping[str, Tensor] | None = None) -> Iterator[None]:
-        """Have buffers of ``trained_parts`` learn from a batch, and their layers drop, until the block ends.
+    def training_on(self, mask: Tensor, dropout: Mapping[str, Tensor] | None = None) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which buffers of ``trained_parts`` learn from a batch, and their layers drop.
 
         Args:
             mask: 1 for an example, 0 for padding (b,).
             dropout: The batch's factors and numbers. None for a pass without dropout.
         """
+        return self._training_on(mask, dropout) if self._buffer_list or self._drawing_layers else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _training_on(self, mask: Tensor, dropout: Mapping[str, Tensor] | None) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             if self._buffer_list and self.buffers_are != "frozen":
                 learning = [layer for part, layer in self._layers_with_buffers if part in self.trained_parts]
