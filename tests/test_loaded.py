@@ -71,7 +71,7 @@ def test_train_test_and_val_are_read(tmp_path):
     for split, count in (("Training", 4), ("test", 2), ("valid", 3)):
         write_images(tmp_path / split, ["a", "b"], count)
     data = load("folder", tmp_path)
-    assert (int((~data.test).sum()), int(data.test.sum())) == (8, 4)
+    assert (int((~data.held_out).sum()), int(data.test.sum())) == (8, 4)
     assert int(data.validation.sum()) == 6
     assert data.warnings == ()
 
