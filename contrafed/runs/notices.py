@@ -1,5 +1,6 @@
 """Write the notices that are printed with a run: reduced scale, simulated attackers, weak privacy settings."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,8 @@ import numpy as np
 from contrafed.config.run_config import Run
 from contrafed.core.privacy import gaussian
 from contrafed.engines.attack import Attackers
+from contrafed.server.base import FederatedStrategy
+from contrafed.server.chunks import CHUNK_CLIENTS, find_obstacle
 from contrafed.training.workspace import Workspace
 
 # A client with more of all examples is warned of.
@@ -63,6 +66,15 @@ def said_of_delta(run: Run) -> str:
         if loose
         else ""
     )
+
+
+def said_of_replies(run: Run, strategy: FederatedStrategy) -> str:
+    """Return a line about the memory for the replies of a round, if a large cohort cannot be summed in chunks."""
+    cohort = strategy.participation.select or run.num_trained
+    if cohort <= CHUNK_CLIENTS or not (obstacle := find_obstacle(strategy)):
+        return ""
+    size = cohort * 4 * sum(map(math.prod, strategy.upload_spec.values()))
+    return f"up to {cohort} replies of a round are in memory at once, {size / 1e9:.2g} GB: {obstacle}"
 
 
 def said_of_attack(run: Run) -> dict[str, Any]:

@@ -27,7 +27,15 @@ from contrafed.runs import checkpoint
 from contrafed.runs.diagnostics import Logged
 from contrafed.runs.early_stopping import Stopping
 from contrafed.runs.evaluation import evaluate, find_divergence, initial_file, initial_model, test_examples
-from contrafed.runs.notices import said_of_attackers, said_of_delta, said_of_norms, said_of_scale, said_of_small, warn_of_large
+from contrafed.runs.notices import (
+    said_of_attackers,
+    said_of_delta,
+    said_of_norms,
+    said_of_replies,
+    said_of_scale,
+    said_of_small,
+    warn_of_large,
+)
 from contrafed.runs.output import Progress, RoundLog, select_shown_scores
 from contrafed.runs.recording import facts, open_recorder
 from contrafed.runs.trackers import Followed
@@ -154,6 +162,7 @@ class Session:
         lines = [describe_loaded(data) if len(data.y) else "", *data.warnings]
         lines += [said_of_small(self.workspace), said_of_norms(self.workspace), said_of_attackers(run)]
         lines += [self._explain_unscored(), said_of_delta(run), warn_of_large(members.sizes, members.own_data)]
+        lines += [said_of_replies(run, self.strategy)]
         follow = [f"to follow it: {self.tracker.line}"] if self.tracker.line else []
         if self.resumed is not None:
             follow.insert(0, f"resumed after round {self.resumed.server_round} of {self.rounds}, from {self.resumed.path}")
