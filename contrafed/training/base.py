@@ -257,7 +257,9 @@ class Client(NumPyClient):
         parameters = self.parameters_of(params)
         # Copies, because only the gradient of the step itself updates buffers.
         buffers = {name: value.clone() for name, value in params.items() if name not in parameters}
-        found: Tensors = each_client(grad(compute_minimised_loss), parameters, buffers, batch, loss_inputs)
+        found: Tensors = each_client(
+            grad(compute_minimised_loss), parameters, buffers, batch, loss_inputs, exact=self.workspace.exact
+        )
         return found
 
     def over_examples(
@@ -279,7 +281,8 @@ class Client(NumPyClient):
         with torch.no_grad():
             for step in range(batches.index.shape[1]):
                 stack.check_deadline()
-                for name, value in each_client(function, params, batches.at(step, len(stack)), loss_inputs).items():
+                batch = batches.at(step, len(stack))
+                for name, value in each_client(function, params, batch, loss_inputs, exact=stack.exact).items():
                     totals[name] = totals[name] + value if name in totals else value
         return totals
 
