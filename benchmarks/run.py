@@ -6,7 +6,7 @@
 Each figure is the median over rounds of one process, then over processes. The processes take turns, so that a busy machine
 slows all equally. The engine ``flower`` is Contrafed's strategy and clients in Flower's simulation runtime. With ``plain`` that
 runtime has Flower's FedAvg and a client as in its tutorials. The peer ``bare`` is only the training loop, in as many concurrent
-processes as Ray has workers.
+processes as Ray has workers. It has the allocator settings of Contrafed's engines, and ``bare as shipped`` has not.
 """
 
 import argparse
@@ -70,8 +70,10 @@ def engine(name: str, setting: str, folder: Path) -> dict[str, float]:
     return {"seconds": statistics.median(float(row.split(",")[1]) for row in rows)}
 
 
-def loop(setting: str, clients: int) -> float:
+def loop(setting: str, clients: int, reused: bool) -> float:
     """Return the seconds that the plain training loop of ``clients`` clients takes in this process.
+
+    ``reused`` makes the allocator keep freed memory, as in Contrafed's engines.
 
     For PMFL it includes the frozen forward passes of a client's first participation: at each step the received model and the
     earlier iterates. Later participations need more.
@@ -82,8 +84,11 @@ def loop(setting: str, clients: int) -> float:
     from contrafed import compose
     from contrafed.core.build import build_model
     from contrafed.core.client_run import choose
+    from contrafed.engines.worker import reuse_memory
 
     torch.set_num_threads(1)
+    if reused:
+        reuse_memory()
     _, _, steps, size = SETTINGS[setting]
     rounds, warm_up = ROUNDS[setting]
     settings = choose("model", OmegaConf.to_container(compose(*COMMON_OVERRIDES).model))
@@ -109,13 +114,13 @@ def loop(setting: str, clients: int) -> float:
     return statistics.median(times[warm_up:])
 
 
-def bare(setting: str) -> dict[str, float]:
+def bare(setting: str, reused: bool) -> dict[str, float]:
     """Run the bare loop in one process per core at the same time. The slowest one is the round's time."""
     _, clients, *_ = SETTINGS[setting]
     workers = os.cpu_count() or 1
     shares = [clients // workers + (i < clients % workers) for i in range(workers)]
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        return {"seconds": max(pool.starmap(loop, [(setting, share) for share in shares]))}
+        return {"seconds": max(pool.starmap(loop, [(setting, share, reused) for share in shares]))}
 
 
 def between(moments: list[float]) -> float:
@@ -246,9 +251,14 @@ def plain(setting: str, folder: Path) -> dict[str, float]:
 
 def cell(peer: str, setting: str, folder: Path) -> dict[str, float]:
     """Measure one framework on one setting in this process."""
-    if peer == "bare":
-        measured = bare(setting)
-    elif peer == "pfl":
+    name, _, settings = peer.partition(" ")
+    if name in ("pfl", "plain") and settings:
+        from contrafed.engines.worker import reuse_memory
+
+        reuse_memory()
+    if name == "bare":
+        measured = bare(setting, reused=not settings)
+    elif name == "pfl":
         measured = pfl(setting, folder)
     elif peer == "plain":
         measured = plain(setting, folder)
@@ -260,9 +270,14 @@ def cell(peer: str, setting: str, folder: Path) -> dict[str, float]:
 
 def peers(setting: str) -> list[str]:
     """Return what is measured on a setting. Other frameworks do not have our methods, and pfl's rounds and a loop need a
-    step.
+    step. Peers are measured as shipped and with the allocator settings of Contrafed's engines.
     """
-    return ["ray", "local", "flower", *{"floor": ["plain"], "work": ["plain", "bare", "pfl"], "pmfl": ["bare"]}[setting]]
+    others = {
+        "floor": ["plain"],
+        "work": ["plain", "bare", "bare as shipped", "pfl", "pfl with reused memory"],
+        "pmfl": ["bare", "bare as shipped"],
+    }
+    return ["ray", "local", "flower", *others[setting]]
 
 
 def main() -> None:

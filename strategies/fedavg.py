@@ -70,6 +70,13 @@ class FedAvg(FederatedStrategy):
         self.round.client_metrics["weight"] = (replies.clients, weights)
         return {name: model[name] + step for name, step in replies.weighted_sum("delta", weights).items()}
 
+    def reply_weights(self, clients: np.ndarray, num_examples: np.ndarray) -> np.ndarray:
+        """Return the weights of a sum of replies, up to a common factor."""
+        if self.config.weights == "samples":
+            return num_examples
+        probabilities = self.participation.probability() if self.config.weights == "known_probability" else None
+        return np.ones(len(clients)) if probabilities is None else 1 / probabilities[clients]
+
     def fixed_weight(self) -> float:
         """Return each reply's weight under one of ``fixed_weights``, for clients with equal probabilities."""
         weight = float(self.config.server_lr / self.population.num_clients_with_data)

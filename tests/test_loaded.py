@@ -25,7 +25,7 @@ def write_images(folder, classes, count=6, ending="png", mode="L"):
             Image.fromarray(RNG.integers(0, 256, (10, 10, *channels), dtype=np.uint8)).save(folder / name / f"{i}.{ending}")
 
 
-def load(kind, path, **changes):
+def load(kind, path, /, **changes):
     asked = {f"dataset.{key}": value for key, value in changes.items()} | (
         {"dataset.image_size": 8} if kind == "folder" else {}
     )

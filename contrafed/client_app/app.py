@@ -118,26 +118,34 @@ def query(message: Message, context: Context) -> Message:
     return Message(RecordDict({codec.METRICS: answer, codec.CONFIG: about}), reply_to=message)
 
 
-def run_stack(messages: Sequence[Message], contexts: Sequence[Context], deadline: float | None = None) -> list[Message]:
-    """Train or evaluate the clients of ``messages`` as one stack, and return their replies in the same order.
+def run_stack(
+    messages: Sequence[Message], clients: Sequence[int], client_states: Sequence[Tensors], deadline: float | None = None
+) -> tuple[list[Message], list[Tensors]]:
+    """Train or evaluate clients as one stack.
 
-    All messages are of one kind and belong to one round of one run. Either every context is committed or, if this raises, none.
+    Args:
+        messages: A message to each client, all of one kind and of one round of one run.
+        clients: Partition ids.
+        client_states: Each client's state, empty before its first round. It stays unchanged.
+        deadline: A moment of ``time.monotonic()``.
+
+    Returns:
+        The replies, and each client's new state, in the order of the messages.
     """
     config = codec.config_of(messages[0])
     workspace = workspace_for(str(config["settings"]))
-    client_states = [codec.state_of(context.state, CLIENT_STATE) for context in contexts]
-    client = workspace.client_class(workspace, [_partition_id(context) for context in contexts], client_states)
+    client = workspace.client_class(workspace, clients, client_states)
     received = _decode_received(messages)
     if messages[0].metadata.message_type == MessageType.EVALUATE:
         evaluated = _evaluate(client, received, config, deadline)
-        return [_scores(message, found) for message, found in zip(messages, evaluated, strict=True)]
+        return [_scores(message, found) for message, found in zip(messages, evaluated, strict=True)], list(client_states)
     updates: list[Update] = client.update(received, int(config["server-round"]), deadline)
-    replies = []
-    for message, context, update in zip(messages, contexts, updates, strict=True):
-        if not update.diverged:
-            _commit(context, update.client_state)
-        replies.append(_reply(message, update.tensors, update.num_examples, update.metrics, _build_report(update.diverged)))
-    return replies
+    replies = [
+        _reply(message, update.tensors, update.num_examples, update.metrics, _build_report(update.diverged))
+        for message, update in zip(messages, updates, strict=True)
+    ]
+    pairs = zip(updates, client_states, strict=True)
+    return replies, [before if update.diverged else update.client_state for update, before in pairs]
 
 
 def _evaluate(client: Client, received: list[Tensors], config: Mapping[str, Any], deadline: float | None) -> list[Evaluation]:
@@ -324,11 +332,6 @@ def _reply(
     metrics: dict[str, Any],
     report: Mapping[str, str | bool] | None = None,
 ) -> Message:
-    content = RecordDict(
-        {
-            codec.ARRAYS: codec.to_record(tensors),
-            codec.METRICS: MetricRecord({"num-examples": count, **metrics}),
-            **_about(report),
-        }
-    )
-    return Message(content, reply_to=message)
+    about = codec.make_record(MetricRecord, {"num-examples": count, **metrics}.items())
+    records = {codec.ARRAYS: codec.to_record(tensors), codec.METRICS: about, **_about(report)}
+    return Message(codec.make_record(RecordDict, records.items()), reply_to=message)

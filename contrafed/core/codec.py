@@ -8,11 +8,11 @@ import pickle
 import warnings
 from collections.abc import Iterable, Mapping
 from io import BytesIO
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from contrafed.core.tensors import on_host
@@ -22,6 +22,8 @@ from contrafed.core.tensors import on_host
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     torch.from_numpy(np.frombuffer(bytes(4), dtype=np.float32))
+
+Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 # A client's entry in CONFIG: where its loss or weights stopped being finite.
@@ -42,7 +44,7 @@ class TensorArray(Array):
     stype = "numpy.ndarray"
 
     def __init__(self, tensor: Tensor) -> None:
-        self.__dict__["tensor"] = tensor.detach()
+        self.__dict__["tensor"] = tensor.detach() if tensor.requires_grad else tensor
 
     @property
     def dtype(self) -> str:  # type: ignore[override]
@@ -105,12 +107,16 @@ def to_tensor(array: Array) -> Tensor:
     return torch.from_numpy(array.numpy())
 
 
+def make_record(kind: type[Record], values: Iterable[tuple[str, Any]]) -> Record:
+    """Return a record with values whose types are known. Flower's check of each takes most of the time of a small message."""
+    record = kind()
+    record.__dict__["_data"].update(values)
+    return record
+
+
 def to_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     """Return named tensors as an ``ArrayRecord``."""
-    record = ArrayRecord()
-    # If they are added one by one, Flower checks each type. That takes most of the time of a small message.
-    record.__dict__["_data"].update((name, TensorArray(tensor)) for name, tensor in tensors.items())
-    return record
+    return make_record(ArrayRecord, [(name, TensorArray(tensor)) for name, tensor in tensors.items()])
 
 
 def from_record(record: Mapping[str, Array]) -> dict[str, Tensor]:

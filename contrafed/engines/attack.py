@@ -77,6 +77,8 @@ class Attack:
 class AttackedGrid:
     """A Grid with attackers among its clients. Otherwise it behaves like the Grid that it wraps."""
 
+    divides_rounds = False  # attackers may read all honest updates of a round
+
     def __init__(self, grid: RunGrid, attack: Attack, attackers: Iterable[int]) -> None:
         self._grid, self._attack, self._attackers = grid, attack, frozenset(attackers)
         self._partition_of: dict[int, int] = {}  # by Flower's node id

@@ -14,10 +14,9 @@ from flwr.app.metadata import Metadata
 from contrafed.client_app.app import CLIENT_STATE
 from contrafed.core import codec
 from contrafed.core.client_run import ClientRun
-from contrafed.core.tensors import on_host, size_of
+from contrafed.core.tensors import Tensors, on_host, size_of
 from contrafed.data.federation import Federation
 from contrafed.engines import shared_memory
-from contrafed.engines.engine_run import stack_size_for
 from contrafed.engines.ray_liveness import start_heartbeats
 from contrafed.engines.worker import BatchRunner, identify, reuse_memory
 from contrafed.training.errors import device_lost
@@ -81,8 +80,9 @@ class Worker:
         if device == "cuda":
             keep_to_share()
         run = ClientRun.from_json(client_run_of)
-        install(client_run_of, Workspace(run, device=device, federation=federation))
-        self.runner = BatchRunner(run.num_clients, stack_size_for(stack_size, device, run.num_clients))
+        workspace = Workspace(run, device=device, federation=federation, stack_size=stack_size)
+        install(client_run_of, workspace)
+        self.runner = BatchRunner(run.num_clients, workspace.stack_size)
 
         self.mapped: dict[str, Any] = {}  # blocks of memory shared with the driver, to write replies
         self.broadcasts: dict[str, Any] = {}  # and to read broadcasts
@@ -132,17 +132,17 @@ class Worker:
             arrays = {name: records[place] for name, place in places.items()}
             messages.append(Message(content=RecordDict({**content, **arrays}), metadata=metadata))  # type: ignore[call-overload]
 
-        def state_of(place: int) -> RecordDict | None:
+        def state_of(place: int) -> Tensors:
             if not states or states[place] is None:
-                return None
+                return {}
             began = time.monotonic()
             state: RecordDict = ray.get(states[place])
             self.fetching += time.monotonic() - began
-            return state
+            return codec.state_of(state, CLIENT_STATE)
 
-        def keep(place: int, state: RecordDict) -> None:
+        def keep(place: int, state: Tensors) -> None:
             if kept:  # on the host, so that an accelerator does not hold the states of a whole batch
-                kept[place] = RecordDict({CLIENT_STATE: codec.to_record(on_host(codec.state_of(state, CLIENT_STATE)))})
+                kept[place] = RecordDict({CLIENT_STATE: codec.to_record(on_host(state))})
 
         try:
             return self.runner.run(messages, state_of, keep, batch.timeout)

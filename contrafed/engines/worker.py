@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
@@ -13,6 +14,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from contrafed.client_app.app import app, run_stack
 from contrafed.core import codec
 from contrafed.core.errors import RunStopped
+from contrafed.core.tensors import Tensors
 from contrafed.training.base import DeadlineError, LocalError, NoRoomError
 from contrafed.training.errors import device_lost
 
@@ -41,16 +43,11 @@ def reuse_memory() -> None:
             mallopt(parameter, value)
 
 
-def context_of(message: Message, state: RecordDict | None, num_clients: int) -> Context:
-    """Return a client's context with a copy of its state, so that a failed update leaves the state unchanged."""
+def context_of(message: Message, num_clients: int) -> Context:
+    """Return a client's context for a message that needs no client state."""
     node_id = message.metadata.dst_node_id
-    return Context(
-        run_id=RUN_ID,
-        node_id=node_id,
-        node_config={"partition-id": node_id - FIRST_NODE_ID, "num-partitions": num_clients},
-        state=state.copy() if state is not None else RecordDict(),
-        run_config={},
-    )
+    node_config: dict[str, Any] = {"partition-id": node_id - FIRST_NODE_ID, "num-partitions": num_clients}
+    return Context(run_id=RUN_ID, node_id=node_id, node_config=node_config, state=RecordDict(), run_config={})
 
 
 class BatchRunner:
@@ -64,15 +61,15 @@ class BatchRunner:
     def run(
         self,
         messages: Sequence[Message],
-        state_of: Callable[[int], RecordDict | None],
-        keep: Callable[[int, RecordDict], None],
+        state_of: Callable[[int], Tensors],
+        keep: Callable[[int, Tensors], None],
         timeout: float | None,
     ) -> list[Message | None]:
         """Return a reply per message, None for a client that did not finish within ``timeout`` seconds.
 
         Args:
             messages: The messages.
-            state_of: Returns the client state for message i, when its stack starts.
+            state_of: Returns the client state for message i, when its stack starts, empty without one.
             keep: Receives i and the new state when its stack is done, so that an accelerator does not hold those of a whole
                 round. Called only after successful training.
             timeout: Seconds, None for no limit.
@@ -115,7 +112,7 @@ class BatchRunner:
             answers = [reply for i in rows if (reply := replies[i]) is not None and not reply.has_error()]
             if not self.told and len(answers) == len(rows):
                 self.told = True
-                if "vmap" in said:  # it refuses this code in every round
+                if "vmap" in said:  # it refuses the method's code, whoever shares the stack
                     self.stack_size = 1
                 note = f"clients were run one by one, since as a stack, which is faster, they raise {said}"
                 answers[0].content[codec.CONFIG] = ConfigRecord({**codec.config_of(answers[0]), codec.NOTE: note})
@@ -135,21 +132,21 @@ class BatchRunner:
         self,
         rows: list[int],
         messages: Sequence[Message],
-        state_of: Callable[[int], RecordDict | None],
+        state_of: Callable[[int], Tensors],
         replies: list[Message | None],
         deadline: float | None,
-    ) -> dict[int, RecordDict]:
+    ) -> dict[int, Tensors]:
         """Fill in the replies of ``rows``, and return the new states of clients that trained."""
-        contexts = [context_of(messages[i], state_of(i), self.num_clients) for i in rows]
-        kind = messages[rows[0]].metadata.message_type
+        asked = [messages[i] for i in rows]
+        kind = asked[0].metadata.message_type
         if kind not in STACKED_MESSAGE_TYPES:
-            replies[rows[0]] = app(messages[rows[0]], contexts[0])
+            replies[rows[0]] = app(asked[0], context_of(asked[0], self.num_clients))
             return {}
-        answers = run_stack([messages[i] for i in rows], contexts, deadline)
+        clients = [message.metadata.dst_node_id - FIRST_NODE_ID for message in asked]
+        answers, states = run_stack(asked, clients, [state_of(i) for i in rows], deadline)
         for i, answer in zip(rows, answers, strict=True):
             replies[i] = answer
-        trained = kind == MessageType.TRAIN
-        return {i: context.state for i, context in zip(rows, contexts, strict=True)} if trained else {}
+        return dict(zip(rows, states, strict=True)) if kind == MessageType.TRAIN else {}
 
 
 def _build_error_reply(message: Message, error: Exception) -> Message:

@@ -1,5 +1,6 @@
 """Write the notices that are printed with a run: reduced scale, simulated attackers, weak privacy settings."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ from contrafed.core.display_names import name_method, name_value
 from contrafed.core.privacy import gaussian
 from contrafed.data.shifted_partition import ShiftedPartition
 from contrafed.engines.attack import Attackers
+from contrafed.server.base import FederatedStrategy
+from contrafed.server.chunks import CHUNK_CLIENTS, find_obstacle
 from contrafed.training.workspace import Workspace
 
 # A client with more of all examples is warned of.
@@ -97,6 +100,15 @@ def said_of_delta(run: Run) -> str:
         if loose
         else ""
     )
+
+
+def said_of_replies(run: Run, strategy: FederatedStrategy) -> str:
+    """Return a line about the memory for the replies of a round, if a large cohort cannot be summed in chunks."""
+    cohort = strategy.participation.select or run.num_trained
+    if cohort <= CHUNK_CLIENTS or not (obstacle := find_obstacle(strategy)):
+        return ""
+    size = cohort * 4 * sum(map(math.prod, strategy.upload_spec.values()))
+    return f"up to {cohort} replies of a round are in memory at once, {size / 1e9:.2g} GB: {obstacle}"
 
 
 def said_of_attack(run: Run) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from contrafed.runs.notices import (
     said_of_attackers,
     said_of_delta,
     said_of_norms,
+    said_of_replies,
     said_of_run,
     said_of_scale,
     said_of_shift,
@@ -171,6 +172,7 @@ class Session:
         lines += [said(self.workspace) for said in (said_of_small, said_of_norms, said_of_shift)]
         lines.append(said_of_attackers(run))
         lines += [self.selection.notice, self.scored.notice, said_of_delta(run), warn_of_large(members.sizes, members.own_data)]
+        lines += [said_of_replies(run, self.strategy)]
         follow = [f"to follow it: {self.tracker.line}"] if self.tracker.line else []
         if self.resumed is not None:
             follow.insert(0, f"resumed after round {self.resumed.server_round} of {self.rounds}, from {self.resumed.path}")

@@ -18,7 +18,7 @@ from contrafed.core.privacy.central import Config as CentralPrivacy
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import Tensors, add_prefix, move, settle, size_of
 from contrafed.data.participation import Participation
-from contrafed.server import checks
+from contrafed.server import checks, chunks
 from contrafed.server.aggregation import Aggregation
 from contrafed.server.buffers import leave_out
 from contrafed.server.norm_limit import NormLimit
@@ -108,6 +108,7 @@ class FederatedStrategy(Strategy):
         self.round = Round(0, np.zeros(0, dtype=np.int64))
         # Called with a round's valid replies after aggregation. May write to ``self.round``.
         self.on_aggregated: Callable[[Replies], None] | None = None
+        self.chunks: chunks.Chunks | None = None  # of a round with a large cohort
         self._sent: list[tuple[Message, int]] = []
         self.received: dict[int, Tensors] = {}  # by partition id, the tensors that a client starts from in this round
         self._scored: set[int] = set()  # the clients whose evaluation is used
@@ -170,6 +171,13 @@ class FederatedStrategy(Strategy):
         """
         raise NotImplementedError
 
+    def reply_weights(self, clients: np.ndarray, num_examples: np.ndarray) -> np.ndarray:
+        """Return each reply's weight in a sum (m,), up to a common factor, for a strategy with ``linear_in_updates``.
+
+        With it a large cohort is summed in chunks. It depends on the client alone. ``num_examples`` are (m,), float64.
+        """
+        raise NotImplementedError
+
     def client_weights(self) -> np.ndarray | None:
         """Return each client's weight in the last aggregated round (K,), also for clients that were not in the cohort.
 
@@ -197,11 +205,14 @@ class FederatedStrategy(Strategy):
         common = {**config, "server-round": server_round, "settings": self.settings}
         scalars = {cost: ConfigRecord({**common, "cost": cost}) for cost in set(costs.values())}
         asked = {client: scalars[cost] for client, cost in costs.items()}
-        return self._write(MessageType.TRAIN, server_round, self.model, self.broadcast, asked)
+        self.chunks = chunks.divide(self, grid, asked)
+        if self.chunks is not None:
+            return self.chunks.write()
+        return self.write_messages(MessageType.TRAIN, server_round, self.model, self.broadcast, asked)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
         """Check every reply, then aggregate the valid ones."""
-        good = Replies(self.norm_limit.filter(self._valid(replies), self.round), self.aggregation)
+        good = chunks.collect(self, replies)
         if len(good) < self.min_replies:
             self.round.notes.append(f"{len(good)} valid replies, min_replies={self.min_replies}: the model stays as it is")
             if len(good):
@@ -244,7 +255,7 @@ class FederatedStrategy(Strategy):
         model = codec.from_record(arrays)
         asked = {int(client): scalars for client in clients}
         broadcast = self.broadcast if self.after_training else self.broadcast_for_evaluation
-        return self._write(MessageType.EVALUATE, server_round, model, broadcast, asked)
+        return self.write_messages(MessageType.EVALUATE, server_round, model, broadcast, asked)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Check and summarise the clients' scores (``contrafed.server.scores``)."""
@@ -296,7 +307,7 @@ class FederatedStrategy(Strategy):
             began = time.perf_counter()
             if server_round > 0:
                 messages = self.configure_train(server_round, arrays, train_config, grid)
-                replies = grid.send_and_receive(messages, timeout=timeout)
+                replies = chunks.exchange(self, grid, messages, timeout)
                 received = time.perf_counter()
                 arrays, result.train_metrics_clientapp[server_round] = self.aggregate_train(server_round, replies)
                 settle(self.model)
@@ -317,7 +328,7 @@ class FederatedStrategy(Strategy):
 
     # ------------------------------------------------------------------------------------------------ messages and answers
 
-    def _write(
+    def write_messages(
         self, kind: str, server_round: int, model: Tensors, broadcast: Broadcast, configs: Mapping[int, ConfigRecord]
     ) -> list[Message]:
         """Return a message for every client of ``configs``: the broadcast, one record for all, or with a client's own."""
@@ -331,7 +342,7 @@ class FederatedStrategy(Strategy):
                 raise checks.build_request_error(self, server_round, fault)
             self.received[client] = shared if own is None else shared | own
             arrays = record if own is None else codec.to_record(self.received[client])
-            content = RecordDict({codec.ARRAYS: arrays, codec.CONFIG: config})
+            content = codec.make_record(RecordDict, [(codec.ARRAYS, arrays), (codec.CONFIG, config)])
             message = Message(content, int(self.population.node_ids[client]), kind, group_id=str(server_round))
             self._sent.append((message, client))
         return [message for message, _ in self._sent]
@@ -357,7 +368,7 @@ class FederatedStrategy(Strategy):
             self.round.rejected[late] += len(asked)
             self.round.failures += [f"client {client}{what}: no answer in time" for client in sorted(asked.values())]
 
-    def _valid(self, replies: Iterable[Message]) -> Iterator[Reply]:
+    def accept(self, replies: Iterable[Message]) -> Iterator[Reply]:
         """Yield the valid replies, and count rejected ones by cause. A failed client is treated as unavailable."""
         for client, message in self._answers(replies, evaluating=False):
             self.round.hear(client, message, self._forgetful, evaluating=False)  # also if the reply is rejected

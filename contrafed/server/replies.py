@@ -221,24 +221,21 @@ def read_reply(
     arrays, metrics = message.content.get(codec.ARRAYS), message.content.get(codec.METRICS)
     if not isinstance(arrays, ArrayRecord) or not isinstance(metrics, MetricRecord):
         raise ValueError("malformed content")
-    if set(arrays) != set(upload_spec):
+    found = dict(arrays.items())
+    if found.keys() != upload_spec.keys():
         raise ValueError("wrong tensor names")
     for name, shape in upload_spec.items():
-        if tuple(arrays[name].shape) != shape:
-            raise ValueError("wrong shape")
-        if arrays[name].dtype not in ("float32", "float64"):
-            raise ValueError("wrong dtype")
-        _check_bytes(arrays[name])
+        _check_header(found[name], shape)
     count = metrics.get("num-examples")
     if not isinstance(count, int) or count <= 0:
         raise ValueError("no examples")
     if count != num_examples:
         raise ValueError("wrong number of examples")
     try:
-        tensors = {name: codec.to_tensor(arrays[name]) for name in upload_spec}
+        tensors = {name: codec.to_tensor(found[name]) for name in upload_spec}
     except (TypeError, ValueError, OSError) as error:
         raise ValueError("malformed content") from error
-    if any(tuple(t.shape) != upload_spec[name] for name, t in tensors.items()):
+    if any(t.shape != upload_spec[name] for name, t in tensors.items()):
         raise ValueError("wrong shape")
     size = norm(tensors.values())
     # The model is kept in float32, so a larger double would end the run instead of rejecting the reply.
@@ -265,12 +262,26 @@ def read_divergence(message: Message) -> str:
     return codec.words(about.get(codec.DIVERGED, ""))[:MAX_SHOWN_CHARACTERS] if isinstance(about, ConfigRecord) else ""
 
 
-def _check_bytes(array: Array) -> None:
-    """Raise ``ValueError`` unless an array has as many bytes as its shape requires. NumPy would allocate what a header
-    claims.
+def _check_header(array: Array, shape: tuple[int, ...]) -> None:
+    """Raise ``ValueError`` unless an array has this shape, a known type, and as many bytes as they require.
+
+    NumPy would allocate what a header claims.
     """
-    if isinstance(array, codec.TensorArray):
-        return
+    if isinstance(array, codec.TensorArray):  # a tensor already
+        tensor = codec.to_tensor(array)
+        found, known = tuple(tensor.shape), tensor.dtype in (torch.float32, torch.float64)
+    else:
+        found, known = tuple(array.shape), array.dtype in ("float32", "float64")
+    if found != shape:
+        raise ValueError("wrong shape")
+    if not known:
+        raise ValueError("wrong dtype")
+    if not isinstance(array, codec.TensorArray):
+        _check_bytes(array)
+
+
+def _check_bytes(array: Array) -> None:
+    """Raise ``ValueError`` unless an array has as many bytes as its shape and type require."""
     size = math.prod(array.shape) * np.dtype(array.dtype).itemsize
     if len(array.data) > size + MAX_NPY_HEADER_BYTES:
         raise ValueError("too large")
@@ -293,7 +304,7 @@ def norm(tensors: Iterable[Tensor]) -> float:
     # In float32 first, seven times as fast. If squares overflow there, in float64.
     for dtype in (None, torch.float64):
         if all(tensor.device.type == "cpu" for tensor in tensors):
-            norms = [torch.linalg.vector_norm(tensor, dtype=dtype) for tensor in tensors]
+            norms = list(torch._foreach_norm(tensors, 2, dtype)) if tensors else []
         else:  # one kernel for all, which on a CPU takes longer to prepare than small tensors take
             norms = [get_total_norm([tensor.to(dtype or tensor.dtype) for tensor in tensors])]
         size = math.hypot(*torch.stack(norms).tolist()) if norms else 0.0  # all at once, because on a GPU each read waits

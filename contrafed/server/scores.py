@@ -111,6 +111,18 @@ def named_scores(scores: Sequence[Score], model: str) -> list[str]:
     return [name for name in ("accuracy", *FUNCTIONS) if all(name in score.models[model] for score in scores)]
 
 
+def by_client(scores: list[Score]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return each score of each model as (clients, values), and sort the scores by client."""
+    scores.sort(key=lambda score: score.client)
+    found = {}
+    for model in sorted({name for score in scores for name in score.models}):
+        some = [score for score in scores if model in score.models]
+        ids = np.array([score.client for score in some])
+        for name in named_scores(some, model):
+            found[f"{model}/{name}" if model else name] = (ids, np.array([score.models[model][name] for score in some]))
+    return found
+
+
 def summaries(scores: Sequence[Score], num_trained: int) -> dict[str, float]:
     """Return ``summarise`` of every model, as ``accuracy``, ``NAME/accuracy``, ..., over the first ``num_trained`` clients.
 

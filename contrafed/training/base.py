@@ -257,8 +257,8 @@ class Client(NumPyClient):
         parameters = self.parameters_of(params)
         # Copies, because only the gradient of the step itself updates buffers.
         buffers = {name: value.clone() for name, value in params.items() if name not in parameters}
-        found: Tensors = each_client(grad(compute_minimised_loss), parameters, buffers, batch, loss_inputs)
-        return found
+        compute, more = grad(compute_minimised_loss), {"exact": self.workspace.exact}
+        return each_client(compute, parameters, buffers, batch, loss_inputs, **more)  # type: ignore[no-any-return]
 
     def over_examples(
         self,
@@ -273,13 +273,13 @@ class Client(NumPyClient):
         It runs in evaluation mode, in the examples' order. ``examples`` (n,) replace the training part. Raises
         ``DeadlineError``.
         """
-        parts = stack.examples if examples is None else examples
-        batches = Batches.one_pass(self.workspace, parts, padded=examples is None)
+        batches = Batches.one_pass(self.workspace, stack.examples if examples is None else examples, padded=examples is None)
         totals: Tensors = {}
         with torch.no_grad():
             for step in range(batches.index.shape[1]):
                 stack.check_deadline()
-                for name, value in each_client(function, params, batches.at(step, len(stack)), loss_inputs).items():
+                batch = batches.at(step, len(stack))
+                for name, value in each_client(function, params, batch, loss_inputs, exact=stack.exact).items():
                     totals[name] = totals[name] + value if name in totals else value
         return totals
 
@@ -395,6 +395,6 @@ class Client(NumPyClient):
         """
         received, split = codec.from_list(self.names("down"), parameters), str(config.get("split", "test"))
         server_round, final = int(config.get("server-round", self.server_round)), bool(config.get("final"))
-        how: dict[str, Any] = {"split": split, "final": final, "after_training": bool(config.get("after-training"))}
-        (evaluated,) = self.evaluate_clients([received], server_round, **how)
+        after = bool(config.get("after-training"))
+        (evaluated,) = self.evaluate_clients([received], server_round, split=split, final=final, after_training=after)
         return evaluated.metrics["loss"], evaluated.num_examples, {n: v for n, v in evaluated.metrics.items() if n != "loss"}
