@@ -35,7 +35,8 @@ def test_three_ray_workers_equal_local(tmp_path, local_runs, monkeypatch):
     assert metrics == local_runs("pmfl")[2]
 
 
-@pytest.mark.parametrize("far", ["all", slow("one")])
+@pytest.mark.slow
+@pytest.mark.parametrize("far", ["all", "one"])
 def test_workers_that_share_no_memory_with_the_driver_get_everything_through_ray(tmp_path, local_runs, monkeypatch, far):
     def reachable(grid, messages, timeout):
         grid.near = [worker > 0 and far == "one" for worker in range(len(grid.near))]
@@ -273,7 +274,8 @@ def test_another_address_is_another_ray(monkeypatch):
     assert asked == ["local", "auto", "local"]
 
 
-@pytest.mark.parametrize(("options", "said"), [slow(("cpus_per_client=500",), "500"), (("gpus_per_client=1",), "1")])
+@pytest.mark.slow
+@pytest.mark.parametrize(("options", "said"), [(("cpus_per_client=500",), "500"), (("gpus_per_client=1",), "1")])
 def test_a_client_that_has_no_room_in_flowers_simulation_is_refused(tmp_path, options, said):
     with pytest.raises(UserError, match=rf"engine.[cg]pus_per_client={said} is more than the \d+ [CG]PUs that Ray has"):
         run_tiny(tmp_path / "run", "engine=flower", *(f"engine.{option}" for option in options))

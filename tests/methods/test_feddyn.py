@@ -23,6 +23,7 @@ def test_equal_clients_go_to_the_common_minimum_and_stay():
     assert run_scalar("feddyn", FULL_COHORTS, start=4.0, targets=(4, 4, 4), local=PLAIN_TRAINING) == [4.0] * 5
 
 
+@pytest.mark.slow
 def test_unequal_clients_that_solve_their_objective_go_to_the_global_minimum():
     """Also with absent clients, for which FedAvg would move to the minimum of the last participants."""
     pairs = [[0, 1], [1, 2], [0, 2]] * 40

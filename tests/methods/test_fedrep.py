@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from hand import EPOCH, LOCAL, golden_memory, heads, whole
-from helpers import Schedule, close, config_of, run_strategy, same, workspace_of
+from helpers import Schedule, close, config_of, run_strategy, same, slow, workspace_of
 
 from contrafed.data.federation import Federation
 from contrafed.data.partition import Partition
@@ -29,8 +29,8 @@ def test_each_phase_leaves_the_other_part_as_it_was():
     assert any(not torch.equal(v, initial[n.split("personal/")[1]]) for n, v in heads(memory).items())
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize("head", ["classifier", "projector_classifier"])
+@pytest.mark.parametrize("dropout", [slow(0.0), 0.3])
+@pytest.mark.parametrize("head", [slow("classifier"), "projector_classifier"])
 def test_encoding_once_changes_nothing(monkeypatch, head, dropout):
     """The head phase over stored encoder outputs equals the one over images, alone and stacked."""
 
