@@ -114,7 +114,7 @@ def make_problem(
 
 
 def make_strategy(run: Run, workspace: Workspace, settings: str = "", rounds: int = ROUNDS) -> Any:
-    """Return the strategy of a problem, which selects every client with data."""
+    """Return the strategy of a problem. Every client with data is available."""
     sizes = workspace.federation.partition.sizes
     counts = workspace.federation.partition.class_counts()
     nodes = LocalGrid(run.num_clients, 1).node_ids
@@ -122,7 +122,7 @@ def make_strategy(run: Run, workspace: Workspace, settings: str = "", rounds: in
     proportions = (counts + 1e-9) / (counts + 1e-9).sum(1, keepdims=True)
     how: dict[str, Any] = {"settings": settings, "num_rounds": rounds}
     strategy = build_strategy(run, workspace.model, population, lambda: proportions, **how)
-    strategy.__dict__["select"] = lambda server_round: np.flatnonzero(sizes)
+    strategy.participation.__dict__["participants"] = lambda server_round: np.flatnonzero(sizes)
     strategy.mark_begun()
     return strategy
 

@@ -41,8 +41,8 @@ class Drawn(nn.Module):
         rows, examples = len(x), len(self.numbers)
         if rows % examples:
             raise ValueError(f"dropout got {rows} rows of {examples} examples: it takes as many rows of each example")
-        kept = x.shape[1:] if self.kept_axes is None else x.shape[1 : 1 + self.kept_axes]
-        shape = (*kept, *[1] * (x.dim() - 1 - len(kept)))
+        drawn = x.shape[1:] if self.kept_axes is None else x.shape[1 : 1 + self.kept_axes]
+        shape = (*drawn, *[1] * (x.dim() - 1 - len(drawn)))
         uniform = draw_uniform(self.numbers, self.place, rows // examples * math.prod(shape)).to(x.dtype)
         return x * (uniform >= self.rate).to(x.dtype).reshape(rows, *shape) / (1 - self.rate)
 
