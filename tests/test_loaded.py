@@ -25,11 +25,11 @@ def write_images(folder, classes, count=6, ending="png", mode="L"):
             Image.fromarray(RNG.integers(0, 256, (10, 10, *channels), dtype=np.uint8)).save(folder / name / f"{i}.{ending}")
 
 
-def load(kind, path, /, **changes):
+def load(source, path, **changes):
     asked = {f"dataset.{key}": value for key, value in changes.items()} | (
-        {"dataset.image_size": 8} if kind == "folder" else {}
+        {"dataset.image_size": 8} if source == "folder" else {}
     )
-    config = config_of(f"dataset={kind}", f"dataset.path={path}", *(f"{key}={value}" for key, value in asked.items()))
+    config = config_of(f"dataset={source}", f"dataset.path={path}", *(f"{key}={value}" for key, value in asked.items()))
     return load_images(choose("dataset", config["dataset"]))
 
 

@@ -59,7 +59,7 @@ def nan_pixel():
         ({**GOOD_IMAGES, "x": nan_pixel()}, {}),
         ({**GOOD_IMAGES, "x": np.full((20, 8, 8), 3.0)}, {}),
         ({**GOOD_IMAGES, "x": np.zeros((20, 8, 8), dtype=np.int32)}, {}),
-        ({**GOOD_IMAGES, "x": np.zeros((20, 8), dtype=np.uint8)}, {}),
+        ({**GOOD_IMAGES, "x": np.zeros(20, dtype=np.uint8)}, {}),
         ({**GOOD_IMAGES, "x": np.zeros((20, 7, 8), dtype=np.uint8)}, {}),
         ({**GOOD_IMAGES, "x": np.zeros((20, 8, 8, 4), dtype=np.uint8)}, {}),
         ({**GOOD_IMAGES, "y": GOOD_IMAGES["y"][:19]}, {}),

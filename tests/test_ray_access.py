@@ -46,7 +46,10 @@ def own_ray():
 
 def listening_addresses():
     """The addresses, as /proc/net/tcp writes them, on which this process and its descendants listen."""
-    parents = {int(p.name): int(p.joinpath("stat").read_text().rpartition(")")[2].split()[1]) for p in processes()}
+    parents = {}
+    for p in processes():
+        with contextlib.suppress(OSError):  # it has ended
+            parents[int(p.name)] = int(p.joinpath("stat").read_text().rpartition(")")[2].split()[1])
     family = {os.getpid()}
     while more := {child for child, parent in parents.items() if parent in family} - family:
         family |= more

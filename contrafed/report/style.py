@@ -19,7 +19,9 @@ ROWS: tuple[tuple[Any, str, str], ...] = (
     ((0, (6, 2, 1, 2)), "D", "xx"),
     ((0, (9, 3)), "v", "\\\\"),
     ((0, (3, 1, 1, 1, 1, 1)), "P", "oo"),
+    ((0, (1, 4)), "X", "**"),
 )
+NUM_NAMED_ROWS = 6  # a name alone gets one of the first so many, the rest keep many methods of one figure apart
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Style:
 def style_of(method: str) -> Style:
     """Return a method's style, which depends only on its name."""
     number = zlib.crc32(method.encode())
-    return Style(COLOURS[number % len(COLOURS)], *ROWS[number // len(COLOURS) % len(ROWS)])
+    return Style(COLOURS[number % len(COLOURS)], *ROWS[number // len(COLOURS) % NUM_NAMED_ROWS])
 
 
 def styles(labels: Sequence[str], methods: Sequence[str] | None = None) -> dict[str, Style]:
