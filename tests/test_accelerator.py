@@ -37,9 +37,8 @@ STACKED_RUN = ("engine=local", "engine.stack_size=4", "num_rounds=2")
 @pytest.fixture(autouse=True)
 def _alike(monkeypatch):
     """Evaluate as many examples at a time as on the CPU, for equal rounding of sums."""
-    monkeypatch.setattr(
-        contrafed.training.workspace, "EVALUATION_BATCH_ELSEWHERE", contrafed.training.workspace.EVALUATION_BATCH
-    )
+    workspace = contrafed.training.workspace
+    monkeypatch.setattr(workspace, "EVALUATION_BATCH_ELSEWHERE", workspace.EVALUATION_BATCH)
 
 
 def both(folder, *overrides):
@@ -108,9 +107,8 @@ def test_what_the_configuration_adds_stays_there_too(tmp_path, options):
 
 
 def test_a_lone_client_on_an_accelerator_equals_the_cpu_up_to_rounding(tmp_path):
-    here, there = both(
-        tmp_path, "strategy=pmfl", "model=cnn_pmfl", "model.channels=4", "engine=local", "engine.stack_size=1", "num_rounds=2"
-    )
+    small = ("model=cnn_pmfl", "model.channels=4", "engine=local", "engine.stack_size=1", "num_rounds=2")
+    here, there = both(tmp_path, "strategy=pmfl", *small)
     for name, value in here[1].items():
         torch.testing.assert_close(there[1][name], value)
 
@@ -178,13 +176,9 @@ def alone_on_digits():
     return digits_run("pmfl", 3, clients=8)[0][-1]
 
 
-@pytest.mark.parametrize(
-    ("place", "where", "error"),
-    [case if number % 4 == 0 else slow(*case) for number, case in enumerate(CASES)],
-)
+@pytest.mark.parametrize(("place", "where", "error"), [slow(*case) if n % 4 else case for n, case in enumerate(CASES)])
 def test_a_stack_that_does_not_fit_is_halved_and_stays_so(monkeypatch, place, where, error):
     """With memory for three clients, a stack of eight is halved twice, in the first round only, with equal results."""
-    alone = alone_on_digits()
     tried, method = [], getattr(place, where)
 
     def small(client, *args):
@@ -198,7 +192,7 @@ def test_a_stack_that_does_not_fit_is_halved_and_stays_so(monkeypatch, place, wh
     halved, strategy = digits_run("pmfl", 3, clients=8, stack_size=8)
     assert tried == [8, 4, *[2] * 12]
     assert not strategy.round.failures
-    close(alone, halved[-1])
+    close(alone_on_digits(), halved[-1])
 
 
 def test_a_stack_that_raises_is_halved_until_the_faulty_client_fails_alone(monkeypatch):
@@ -265,9 +259,8 @@ def test_an_evaluation_takes_fewer_large_images_at_a_time():
         images = with_images(torch.zeros(2, 3, side, side, dtype=torch.uint8), torch.tensor([0, 1]))
         federation = Federation(images, Partition([np.arange(2)], [np.arange(0)], images.y.numpy(), 2))
         with accelerator():
-            return workspace_of(
-                config_of("strategy=fedavg", "num_clients=1", "model=cnn"), device=device, federation=federation
-            ).evaluation_batch
+            config = config_of("strategy=fedavg", "num_clients=1", "model=cnn")
+            return workspace_of(config, device=device, federation=federation).evaluation_batch
 
     assert batch(32, NAME) == contrafed.training.workspace.EVALUATION_BATCH_ELSEWHERE
     assert batch(224, NAME) == 2**22 // (3 * 224 * 224) == 27
@@ -323,16 +316,13 @@ def test_a_device_that_does_not_compute_is_refused_before_a_run(monkeypatch, err
         contrafed.training.workspace.default_device()
 
 
-LOST_GPU_ERROR = RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported")
+def lose_gpu(*_):
+    raise RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported")
 
 
 def test_a_gpu_that_is_lost_is_no_clients_fault(monkeypatch):
     """Otherwise every later client would fail."""
-
-    def broken(*_):
-        raise LOST_GPU_ERROR
-
-    monkeypatch.setattr(PMFLClient, "_prepare_contrast", broken)
+    monkeypatch.setattr(PMFLClient, "_prepare_contrast", lose_gpu)
     with pytest.raises(LocalError, match="client 0, round 1, step 0: RuntimeError: CUDA error: device-side assert"):
         digits_run("pmfl", 1, clients=1)
 
@@ -340,13 +330,9 @@ def test_a_gpu_that_is_lost_is_no_clients_fault(monkeypatch):
 @pytest.mark.parametrize("saved", [True, False])
 def test_a_gpu_that_is_lost_ends_the_run_in_one_line(tmp_path, monkeypatch, saved):
     """Also if the model is on it and cannot be saved."""
-
-    def broken(*_):
-        raise LOST_GPU_ERROR
-
-    monkeypatch.setattr(PMFLClient, "_prepare_contrast", broken)
+    monkeypatch.setattr(PMFLClient, "_prepare_contrast", lose_gpu)
     if not saved:
-        monkeypatch.setattr(RunRecorder, "save_model", broken)
+        monkeypatch.setattr(RunRecorder, "save_model", lose_gpu)
     with pytest.raises(RunStopped, match=r"^the GPU is lost .*device-side assert.*resume=latest") as stopped:
         run_tiny(tmp_path / "run", "strategy=pmfl", "engine=local")
     assert "\n" not in str(stopped.value)

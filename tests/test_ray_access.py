@@ -46,10 +46,7 @@ def own_ray():
 
 def listening_addresses():
     """The addresses, as /proc/net/tcp writes them, on which this process and its descendants listen."""
-    parents = {}
-    for p in processes():
-        with contextlib.suppress(OSError):  # it has ended
-            parents[int(p.name)] = int(p.joinpath("stat").read_text().rpartition(")")[2].split()[1])
+    parents = find_parents()
     family = {os.getpid()}
     while more := {child for child, parent in parents.items() if parent in family} - family:
         family |= more
@@ -62,12 +59,12 @@ def listening_addresses():
     return {row[1].rpartition(":")[0] for row in rows if row[3] == "0A" and row[9] in iclients}
 
 
-def processes():
-    found = []
+def find_parents():
+    """Return process -> parent."""
+    found = {}
     for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            path.joinpath("stat").read_text()
-            found.append(path)
+        with contextlib.suppress(OSError):  # ended this moment
+            found[int(path.name)] = int(path.joinpath("stat").read_text().rpartition(")")[2].split()[1])
     return found
 
 
