@@ -45,6 +45,7 @@ def compose_network(target: str, steps: int, batch: int) -> Any:
         "model=torch", f"model.target={target}", f"model.args={{{args}}}", f"model.image_size={SIDE}",
         "strategy=fedavg", f"strategy.local.iterations={steps}", f"strategy.local.batch_size={batch}",
         "strategy.local.lr=0.01", f"num_clients={CLIENTS}", "dataset=digits", "participation=full",
+        "dataset.fraction=0.1", "engine=local", "engine.stack_size=2", "num_rounds=1", "eval_every=1", "tracker=none",
     )  # fmt: skip
 
 
@@ -100,7 +101,6 @@ def stacks(target: str, config: Any) -> bool:
     """Return whether two clients train as one stack, in a run of one round."""
     from contrafed import run
 
-    config |= {"num_rounds": 1, "eval_every": 1, "engine": config["engine"] | LOCAL_ENGINE, "tracker": {"name": "none"}}
     said = io.StringIO()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(said):
         summary = run(config | {"output_dir": f"{folder}/run"})
@@ -109,15 +109,9 @@ def stacks(target: str, config: Any) -> bool:
     return "one by one" not in said.getvalue()
 
 
-LOCAL_ENGINE: dict[str, Any] = {}
-
-
 def main() -> None:
     """Print the table."""
     import torch
-    from omegaconf import OmegaConf
-
-    from contrafed import compose
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("names", nargs="*", help="networks of the table, all by default")
@@ -125,7 +119,6 @@ def main() -> None:
         parser.add_argument(f"--{option}", type=int, default=default)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    LOCAL_ENGINE.update(OmegaConf.to_container(compose("engine=local", "engine.stack_size=2").engine))  # type: ignore[arg-type]
     print("| network | parameters | two clients | seconds a round | loop | ratio |")
     print("| --- | --- | --- | --- | --- | --- |")
     for target in NETWORKS:
