@@ -50,9 +50,6 @@ BOOKKEEPING = (
 # A method -> keys that it got later, which are not compared.
 LATER = {"fedbabu": ("strategy.tune_lr", "strategy.tune_momentum")}
 
-# New dotted key -> {new spelling of a value: the old one}.
-RESPELLED: dict[str, dict[str, Any]] = {"engine.stack_size": {"auto": None}}
-
 PARTS = ("jobs", "help", "runs", "golden")
 MIN_DIGITS = 6  # significant digits of a golden value
 MAX_SHOWN = 20  # differences that are printed
@@ -206,8 +203,6 @@ def flatten_config(config: dict[str, Any], rename: bool) -> dict[str, str]:
     for old, old_value in flatten(config):
         key = rename_key(old) if rename else old
         value = rename_value(key, old_value) if rename else old_value
-        if isinstance(value, str):
-            value = RESPELLED.get(key, {}).get(value, value)
         if not any(is_below(key, name) for name in aside):
             assert key not in out, f"two keys are renamed to {key}"
             out[sys.intern(key)] = sys.intern(json.dumps(value, sort_keys=True))  # thousands of jobs share them

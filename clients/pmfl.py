@@ -171,11 +171,7 @@ class IterateBuffer:
         buffered_z = [z[:count] for z in self.cached_z.pop(step.number, [])]
         if 1 <= step.number <= self.size:
             buffered_z.insert(step.number - 1, step.reference_outputs[self.start])  # what the round's first step pushed
-        if step.stack.exact:  # as many for every stack, because sums over them depend on their number
-            missing = torch.zeros_like(step.reference_outputs["received"])
-            buffered_z += [missing] * (self.size - len(buffered_z))
-        else:
-            buffered_z = buffered_z[: max(self.num_pushed[:count]) + step.number]
+        buffered_z = buffered_z[: max(self.num_pushed[:count]) + step.number]
         ages = torch.arange(1 + len(buffered_z), device=step.batch.mask.device)
         return buffered_z, ages > (step.stack.state["num_pushed"] + step.number).unsqueeze(1)
 
@@ -210,7 +206,7 @@ class IterateBuffer:
         numbers = range(numbers.start, min(numbers.stop, len(step.batches.widths)))
         if not numbers:
             return
-        z = each_image(self.represent, model, step.batches.images(numbers, len(step.stack)), step.stack.exact)
+        z = each_image(self.represent, model, step.batches.images(numbers, len(step.stack)))
         for number, part in zip(numbers, z.split([step.batches.widths[i] for i in numbers], dim=1), strict=True):
             cached = self.cached_z.setdefault(number, [])
             cached.insert(0 if newest else len(cached), part)

@@ -77,8 +77,8 @@ def resolve_and_try(config):
 
 
 def workspace_of(config, **options):
-    """Return the Workspace of a composed configuration. As the grids of tests it has a stated stack size."""
-    return Workspace(client_run_of(config), **{"stack_size": 1} | options)
+    """Return the Workspace of a composed configuration."""
+    return Workspace(client_run_of(config), **options)
 
 
 def strategy_settings(name, **changes):

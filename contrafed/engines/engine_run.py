@@ -1,13 +1,11 @@
 """Define what all engines share."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
 
 from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from contrafed.core.client_run import ClientRun
-from contrafed.core.schema import Range
 from contrafed.core.split_model import SplitModel
 from contrafed.data.federation import Federation
 from contrafed.engines.worker import RUN_ID
@@ -34,10 +32,11 @@ class EngineRun:
         self.server_app(grid, context)
 
 
-# The clients that train as one stack. ``auto``: a tiny model's on a CPU, all that fit on a GPU (``Workspace.stack_size``).
-StackSize = Annotated[int, Range(ge=1)] | Literal["auto"] | None
+def stack_size_for(wanted: int | None, device: str, num_clients: int) -> int:
+    """Return how many clients train as one stack: ``wanted``, or by default 1 on a CPU and all on a GPU.
 
-
-def stack_size_of(wanted: StackSize) -> int | None:
-    """Return the number of clients that a configuration states for a stack, None for ``auto``."""
-    return wanted if isinstance(wanted, int) else None
+    A CPU gains nothing from stacking convolutions. A stack that does not fit on a GPU is halved when it fails.
+    """
+    if wanted is not None:
+        return wanted
+    return 1 if device == "cpu" else num_clients

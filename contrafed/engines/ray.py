@@ -23,7 +23,7 @@ from contrafed.core.schema import Range
 from contrafed.core.tensors import size_of
 from contrafed.engines import shared_memory
 from contrafed.engines.client_state import Cost
-from contrafed.engines.engine_run import EngineRun, StackSize, stack_size_of
+from contrafed.engines.engine_run import EngineRun
 from contrafed.engines.grid import VirtualGrid
 from contrafed.engines.ray_liveness import (
     BEAT_SECONDS,
@@ -56,7 +56,7 @@ class Config:
     cpus_per_worker: Annotated[float, Range(gt=0)]
     # null: 1 if torch can use a GPU, else 0. More than 1 would be idle.
     gpus_per_worker: Annotated[float, Range(ge=0, le=1)] | None
-    stack_size: StackSize  # clients trained together
+    stack_size: Annotated[int, Range(ge=1)] | None  # clients trained together, null: 1 on a CPU, as many as fit on a GPU
     memory_host_bytes: Annotated[int, Range(ge=80_000_000)] | None  # of Ray's object store, null: as Ray chooses
     memory_folder: str | None  # where Ray writes what does not fit, null: its own folder
     round_timeout: Annotated[float, Range(gt=0)] | None  # seconds
@@ -129,7 +129,7 @@ class RayGrid(VirtualGrid):
         nothing: dict[str, Any] = dict.fromkeys(tensors)
         empty = replace(data, **nothing)
         data_set = {"data": empty, "tensors": tensors, "partition": workspace.federation.partition}
-        self._arguments = (ray.put(data_set), workspace.run.to_json(), stack_size_of(config.stack_size))
+        self._arguments = (ray.put(data_set), workspace.run.to_json(), config.stack_size)
         self._actor: Any = ray.remote(num_cpus=config.cpus_per_worker, num_gpus=per_worker, max_restarts=0)(Worker)
         self.stateful = workspace.client_class.has_client_state(workspace.model, workspace.config)
         self.client_states: dict[int, Any] = {}  # node id -> reference to its state

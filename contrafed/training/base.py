@@ -257,8 +257,8 @@ class Client(NumPyClient):
         parameters = self.parameters_of(params)
         # Copies, because only the gradient of the step itself updates buffers.
         buffers = {name: value.clone() for name, value in params.items() if name not in parameters}
-        compute, more = grad(compute_minimised_loss), {"exact": self.workspace.exact}
-        return each_client(compute, parameters, buffers, batch, loss_inputs, **more)  # type: ignore[no-any-return]
+        found: Tensors = each_client(grad(compute_minimised_loss), parameters, buffers, batch, loss_inputs)
+        return found
 
     def over_examples(
         self,
@@ -278,8 +278,7 @@ class Client(NumPyClient):
         with torch.no_grad():
             for step in range(batches.index.shape[1]):
                 stack.check_deadline()
-                batch = batches.at(step, len(stack))
-                for name, value in each_client(function, params, batch, loss_inputs, exact=stack.exact).items():
+                for name, value in each_client(function, params, batches.at(step, len(stack)), loss_inputs).items():
                     totals[name] = totals[name] + value if name in totals else value
         return totals
 

@@ -18,10 +18,6 @@ from contrafed.training.augment import augment_images, draw_augmentation
 from contrafed.training.client_stack import ClientStack, describe_shapes, each_image
 from contrafed.training.local_training import LocalTraining
 
-# Widths of batches in an ``exact`` workspace are multiples of this, as many numbers as a processor computes at a time. It
-# computes a rest one by one, and an exponential then rounds in another way.
-EXACT_WIDTH = 32
-
 
 class Batch(NamedTuple):
     """One minibatch of every client in the stack. Inside a loss it is one client's, without B."""
@@ -53,22 +49,16 @@ class Batches:
     stack.
     """
 
-    def __init__(self, workspace: Any, rows: list[list[np.ndarray]], least_width: int = 1) -> None:
-        """Lay out each client's batches ``rows``, arrays of indices.
-
-        If the workspace is ``exact``, all batches are padded to one width from ``least_width``, because sums depend on it.
-        """
+    def __init__(self, workspace: Any, rows: list[list[np.ndarray]]) -> None:
+        """Lay out each client's batches ``rows``, arrays of indices."""
         self.workspace, self.rows = workspace, rows
         self.steps = [len(row) for row in rows]  # per client
         lengths = np.zeros((len(rows), max(self.steps, default=0)), dtype=np.int64)
         for client, row in enumerate(rows):
             lengths[client, : len(row)] = [len(batch) for batch in row]
         width = int(lengths.max(initial=1))
-        if workspace.exact:
-            width = -(-max(width, least_width) // EXACT_WIDTH) * EXACT_WIDTH
         # A short batch of a single client stays short. In a stack it is padded and masked.
-        short = len(lengths) == 1 and not workspace.exact
-        self.widths = lengths[0].clip(1).tolist() if short else [width] * lengths.shape[1]
+        self.widths = lengths[0].clip(1).tolist() if len(lengths) == 1 else [width] * lengths.shape[1]
         self.real = torch.from_numpy(np.arange(width) < lengths[..., None])  # (B, S, b)
         seen = [batch for row in rows for batch in row]
         self.index = self._laid(torch.from_numpy(np.concatenate(seen) if seen else np.zeros(0, np.int64)), 0)
@@ -83,8 +73,7 @@ class Batches:
         """Draw the batches of a phase, with dropout and augmentation."""
         known = zip(stack.examples, stack.clients, strict=True)
         about = (workspace.seed, purpose, stack.server_round)
-        width = min(local_training.widest_batch, workspace.largest_client) if workspace.exact else 1
-        out = cls(workspace, [draw_batches(local_training, part, *about, client) for part, client in known], width)
+        out = cls(workspace, [draw_batches(local_training, part, *about, client) for part, client in known])
         out.source = Source(local_training, stack.clients, stack.server_round, purpose)
         model = workspace.model
         for layer in model.dropped if model.dropout else ():
@@ -100,7 +89,6 @@ class Batches:
     def second_view(self) -> "Batches":
         """Return the same drawn batches with other augmentations of their images."""
         other = copy.copy(self)
-        vars(other).pop("_distinct", None)  # of the first view's images
         other.augmented = self._augmentation(f"{self.source.purpose} second view")
         return other
 
@@ -135,11 +123,11 @@ class Batches:
             examples: Each client's examples (n,).
             padded: Add a batch of padding if no client has examples, so that sums are zeros, as for such a client in a stack.
         """
-        size = workspace.pass_examples(len(examples))
+        size = max(1, workspace.evaluation_batch // len(examples))
         rows = [[part[i : i + size] for i in range(0, len(part), size)] for part in examples]
         if padded and not any(rows) and len(workspace.x):
             rows[0] = [examples[0]]
-        return cls(workspace, rows, size)
+        return cls(workspace, rows)
 
     @property
     def repeat(self) -> bool:
@@ -176,18 +164,14 @@ class Batches:
 
     def table(self, function: Callable[[Tensors, Tensor], Any], params: Tensors) -> "ReferenceOutputs":
         """Call one client's ``function`` of a model (B, ...) and images once for every image of the phase."""
-        known, where = self._distinct
-        size, pieces = self.workspace.pass_examples(len(known)), list[Any]()
-        if self.workspace.exact:  # all passes have one size, because that of a matrix changes how products round
-            more = -known.shape[1] % size
-            known = torch.cat([known, known[:, :1].expand(-1, more, *known.shape[2:])], 1)
+        known, where = self._distinct()
+        size, pieces = max(1, self.workspace.evaluation_batch // len(known)), []
         with torch.no_grad():
             for first in range(0, known.shape[1], size):
                 some = slice(None), slice(first, first + size)
-                pieces.append(each_image(function, params, self._normalise(known[some]), self.workspace.exact))
+                pieces.append(each_image(function, params, self._normalise(known[some])))
         return ReferenceOutputs(self, tree_map(lambda *rows: torch.cat(rows, 1), *pieces), where)
 
-    @cached_property
     def _distinct(self) -> tuple[Tensor, Tensor]:
         """Return the phase's distinct images and each step's places among them (B, S, b).
 
@@ -196,12 +180,10 @@ class Batches:
         if self.augmented is not None:  # no two images are equal
             where = torch.arange(self.index[0].numel(), device=self.index.device).view(1, *self.index.shape[1:])
             return self.augmented.flatten(1, 2), where.expand(self.index.shape)
-        found = [np.unique(np.concatenate(row), return_inverse=True) for row in self.rows if row]
-        mine = iter(torch.from_numpy(own) for own, _ in found)
-        nothing = torch.zeros(1, dtype=torch.int64)
-        known = torch.nn.utils.rnn.pad_sequence([next(mine) if row else nothing for row in self.rows], batch_first=True)
-        places = np.concatenate([place for _, place in found]) if found else np.zeros(0, np.int64)
-        return known.to(self.index.device), self._laid(torch.from_numpy(places), 0)
+        mine = [np.unique(np.concatenate(row)) if row else np.zeros(1, np.int64) for row in self.rows]
+        places = [torch.from_numpy(np.searchsorted(own, b)) for own, row in zip(mine, self.rows, strict=True) for b in row]
+        known = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(own) for own in mine], batch_first=True)
+        return known.to(self.index.device), self._laid(torch.cat(places), 0)
 
     def _laid(self, values: Tensor, padding: float) -> Tensor:
         """Lay out values of the phase's examples, in the order of each client's training, as (B, S, b, ...)."""

@@ -97,7 +97,6 @@ class ClientStack:
     final: bool = False  # whether this is the run's last evaluation
     deadline: float | None = None  # a moment of time.monotonic()
     step: int = 0  # of the current phase
-    exact: bool = False  # whether a client's bits are the same alone and in any stack
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -201,19 +200,19 @@ def unstack_copies(tensors: Tensors, count: int) -> list[Tensors]:
     return own
 
 
-def each_client(function: Callable[..., Any], *args: Any, exact: bool = False) -> Any:
-    """Call one client's ``function`` for every client: under ``vmap``, or directly for a single client if not ``exact``."""
-    if len(next(iter(args[0].values()))) == 1 and not exact:
+def each_client(function: Callable[..., Any], *args: Any) -> Any:
+    """Call one client's ``function`` for every client: under ``vmap``, or directly for a single client."""
+    if len(next(iter(args[0].values()))) == 1:
         return tree_map(lambda t: t.unsqueeze(0), function(*tree_map(lambda t: t.squeeze(0), args)))
     return vmap(function)(*args)
 
 
-def each_image(function: Callable[[Tensors, Tensor], Any], params: Tensors, x: Tensor, exact: bool = False) -> Any:
+def each_image(function: Callable[[Tensors, Tensor], Any], params: Tensors, x: Tensor) -> Any:
     """Call one client's ``function`` of a model and images for every client's ``x`` (B, n, ...).
 
-    It is called only once if all clients have the same model and are not ``exact``.
+    It is called only once if all clients have the same model.
     """
-    if not exact and (len(x) == 1 or all(v.stride(0) == 0 for v in params.values())):
+    if len(x) == 1 or all(v.stride(0) == 0 for v in params.values()):
         out = function({n: v[0] for n, v in params.items()}, x.flatten(0, 1))
         return tree_map(lambda t: t.unflatten(0, x.shape[:2]), out)
     return vmap(function)(params, x)

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,12 +11,11 @@ from contrafed.core.metrics import confusion, scores_of
 from contrafed.core.tensors import Tensors, format_of, storable
 from contrafed.training.batches import Batch
 from contrafed.training.client_stack import ClientStack, ClientState, expand_or_stack, stack_rows, unstack_copies, unstack_views
-from contrafed.training.errors import LocalError, ReturnError, divergence, kind_of, locate_errors
+from contrafed.training.errors import ReturnError, divergence, kind_of, locate_errors
 from contrafed.training.losses import cross_entropies
 from contrafed.training.privacy import made_private
 
 VALIDATION = "validation/"  # before the name of a score on a client's validation part, in a reply
-Work = TypeVar("Work", bound=Callable[..., Any])
 
 
 @dataclass
@@ -42,23 +40,6 @@ class Evaluation:
     validation: dict[str, float] = field(default_factory=dict)
 
 
-def directly_if_refused(work: Work) -> Work:
-    """Repeat a single client's work directly if torch's ``vmap`` refuses the method's code, and do so from then on."""
-
-    @wraps(work)
-    def repeat(client: Any, *arguments: Any) -> Any:
-        try:
-            return work(client, *arguments)
-        except LocalError as error:
-            if not client.workspace.exact or len(client.clients) > 1 or "vmap" not in str(error.__cause__):
-                raise
-            client.workspace.exact = False
-            return work(client, *arguments)
-
-    return repeat  # type: ignore[return-value]
-
-
-@directly_if_refused
 def update(client: Any, received: Sequence[Tensors], server_round: int, deadline: float | None) -> list[Update]:
     """Run the local update of a stack of clients, as described at ``Client.update``."""
     client.losses, stacks = [], list[ClientStack]()
@@ -82,13 +63,13 @@ def update(client: Any, received: Sequence[Tensors], server_round: int, deadline
         if more := metrics[0].keys() - {"loss", *client.loss_names}:
             wanted = f"only losses that loss_names of {type(client).__name__} declares, not '{min(more)}'"
             raise ReturnError(client.local_update, wanted, "report")
-    updates, names = [], list(stack.state)
+    updates = []
     for k, row in enumerate(rows):
         # State that was not accessed is unchanged. If it came with the message it is copied, because the message may be
         # overwritten.
         rest = {n: v if client.client_states[k] else v.clone() for n, v in row.items() if n not in opened[k]}
         found = rest | opened[k]
-        memory = {n: found[n] for n in names if n in found}  # in one order, independent of what was accessed
+        memory = {n: found[n] for n in stack.state if n in found}  # in one order, independent of what was accessed
         updates.append(Update(sent[k], stack.sizes[k], metrics[k], memory, diverged[k]))
     return updates
 
@@ -139,7 +120,6 @@ class EvaluationRequest(NamedTuple):
     validation: bool = False  # whether the validation part is evaluated too
 
 
-@directly_if_refused
 def evaluate(
     client: Any, received: Sequence[Tensors], server_round: int, evaluating: EvaluationRequest, models: Sequence[Tensors] | None
 ) -> list[Evaluation]:
@@ -260,9 +240,7 @@ def _open_stack(
         source = constants.get(f"model/{name}")
         params[name] = (memory[f"personal/{name}"] if source is None else source).clone()
     examples = [client.workspace.federation.partition.train(k) for k in client.clients]
-    stack = ClientStack(list(client.clients), examples, server_round, params, constants, memory)
-    stack.exact = client.workspace.exact
-    return rows, stack
+    return rows, ClientStack(list(client.clients), examples, server_round, params, constants, memory)
 
 
 def _make_score_sums(client: Any, confused: bool) -> Callable[..., Tensors]:

@@ -50,12 +50,6 @@ class LocalTraining:
             return max(1, math.ceil(round(self.batch_size * examples, 9)))  # 0.07 * 100 is 7.000000000000001
         return self.batch_size
 
-    @property
-    def widest_batch(self) -> int:
-        """The largest number of examples in a batch of any client, if ``batch_size`` is a number of examples."""
-        merged = self.epochs is not None and self.last_batch == "merge"
-        return int(self.batch_size) * (2 if merged else 1) - merged
-
     def steps_per_pass(self, examples: int) -> int:
         """Return how many batches a shuffled pass over ``examples`` examples gives, at least 1."""
         size = self.batch_of(examples)

@@ -56,16 +56,15 @@ class Phase(NamedTuple):
 class Losses:
     """Each client's losses at every step of a phase, and the number of examples of each step."""
 
-    def __init__(self, steps: list[int], counts: Tensor, rows: Sequence[dict[str, Tensor]], exact: bool = False) -> None:
+    def __init__(self, steps: list[int], counts: Tensor, rows: Sequence[dict[str, Tensor]]) -> None:
         """Lay out the losses.
 
         Args:
             steps: Each client's number of steps.
             counts: Examples at each step (B, S).
             rows: For each step, the losses (b,) of the b clients that took it.
-            exact: Sum so that steps which only other clients of the stack take change no bit.
         """
-        self.steps, self.counts, self.exact = steps, counts, exact
+        self.steps, self.counts = steps, counts
         # (B, S), 0 at steps that a client did not take
         self.tables = {name: torch.zeros_like(counts) for row in rows[:1] for name in row}
         for step, row in enumerate(rows):
@@ -74,7 +73,7 @@ class Losses:
 
     def in_order(self, order: Sequence[int]) -> "Losses":
         """Return the losses with the clients in another order."""
-        found = Losses([self.steps[k] for k in order], in_order({"counts": self.counts}, order)["counts"], (), self.exact)
+        found = Losses([self.steps[k] for k in order], in_order({"counts": self.counts}, order)["counts"], ())
         found.tables = in_order(self.tables, order)
         return found
 
@@ -85,7 +84,7 @@ class Losses:
     def sums(self) -> dict[str, Tensor]:
         """Return, by name, each client's sum over examples, and the number of these examples (2, B)."""
         counts = self.counts.double()
-        return {name: torch.stack([self._sum(table.double() * counts), counts.sum(1)]) for name, table in self.tables.items()}
+        return {name: torch.stack([(table.double() * counts).sum(1), counts.sum(1)]) for name, table in self.tables.items()}
 
     def mean(self, name: str, last: Sequence[int] | None = None) -> Tensor:
         """Return a loss's mean over the examples of each client's ``last`` steps (B,), or of all steps. It is 0 without
@@ -95,11 +94,7 @@ class Losses:
         first = [0] * len(self.steps) if last is None else [all_ - some for all_, some in zip(self.steps, last, strict=True)]
         counts = self.counts * (number >= torch.tensor(first, device=number.device).unsqueeze(1))
         table = self.tables.get(name, torch.zeros_like(counts))  # a phase without training has none
-        return self._sum(table * counts) / counts.sum(1).clamp_min(1)
-
-    def _sum(self, values: Tensor) -> Tensor:
-        """Sum values (B, S) over steps, in their order if ``exact``."""
-        return values.cumsum(1)[:, -1] if self.exact and values.shape[1] else values.sum(1)
+        return (table * counts).sum(1) / counts.sum(1).clamp_min(1)
 
 
 def train(client: Any, stack: ClientStack, phase: Phase) -> Losses:
@@ -127,7 +122,7 @@ def _train(client: Any, stack: ClientStack, phase: Phase) -> Losses:
     batches = Batches.draw(client.workspace, local_training, stack, phase.purpose)
     learning = [name for name in client.parameters_of(stack.params) if client.is_in(name, phase.parts)]
     if not batches.index.numel() or not learning:
-        return Losses(batches.steps, batches.counts, rows, stack.exact)
+        return Losses(batches.steps, batches.counts, rows)
     # If no gradient passes the encoder and images repeat, the encoder's outputs replace them.
     encoder = {n: v.detach() for n, v in stack.params.items() if part_of(n) == "encoder"}
     fixed_encoder = (encoder or client.model.frozen_names) and not any("/" in name or name in encoder for name in learning)
@@ -157,7 +152,7 @@ def _train(client: Any, stack: ClientStack, phase: Phase) -> Losses:
     if local_training.keep_optimizer:
         stack.state |= {f"optimizer/{phase.purpose}/{n}": v for n, v in optimizer.export_state().items()}
     taken = [steps * phase.repeat for steps in batches.steps]
-    return Losses(taken, batches.counts.repeat_interleave(phase.repeat, 1), rows, stack.exact)
+    return Losses(taken, batches.counts.repeat_interleave(phase.repeat, 1), rows)
 
 
 def parts_with_buffers(client: Any, stack: ClientStack, learning: list[str]) -> frozenset[str]:
@@ -205,7 +200,7 @@ def training_step(
         Each client's losses (B,) by name.
     """
     leaves = make_leaves(stack)
-    losses = compute_losses(phase.loss, leaves, batch, inputs, alone=leaves is not stack.params)
+    losses = compute_losses(phase.loss, leaves, batch, inputs)
     get_minimised_loss(phase.loss, losses).sum().backward()
     with torch.no_grad():
         trained = read_gradients(stack.params, leaves)
@@ -218,14 +213,14 @@ def training_step(
 
 def make_leaves(stack: ClientStack) -> Tensors:
     """Return the leaves (B, ...) of a step. A single client's have no client axis: it would cost autograd a view a tensor."""
-    if len(stack) > 1 or stack.exact:
+    if len(stack) > 1:
         return stack.params
     return {name: value.detach()[0].requires_grad_(value.requires_grad) for name, value in stack.params.items()}
 
 
-def compute_losses(loss: Loss, leaves: Tensors, batch: Batch, inputs: Any, alone: bool) -> dict[str, Tensor]:
-    """Return each client's losses by name: (B,) under ``vmap``, scalars for a client ``alone``. Raises ``ReturnError``."""
-    if not alone:
+def compute_losses(loss: Loss, leaves: Tensors, batch: Batch, inputs: Any) -> dict[str, Tensor]:
+    """Return each client's losses by name: (B,) under ``vmap``, scalars for one client. Raises ``ReturnError``."""
+    if len(batch.y) > 1:
         return vmap(lambda *one: scalars(loss, loss(*one)))(leaves, batch, inputs)
     return scalars(loss, loss(leaves, *tree_map(lambda value: value[0], (batch, inputs))))
 

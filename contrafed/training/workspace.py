@@ -3,10 +3,9 @@
 import inspect
 import math
 import textwrap
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from flwr.client import NumPyClient
@@ -20,13 +19,10 @@ from contrafed.core.split_model import SplitModel
 from contrafed.data.federation import Federation, load_federation
 from contrafed.data.shifted_partition import ShiftedPartition
 from contrafed.training.loop import PARTS, parts_fault
-from contrafed.training.stack_size import cpu_stack_size
 
 # Number of examples that an evaluation takes at a time, over all clients of a stack. On a CPU activations then fit its cache.
 # An accelerator needs more: as many as have EVALUATION_NUMBERS numbers together, and at most 1,024.
 EVALUATION_BATCH, EVALUATION_BATCH_ELSEWHERE, EVALUATION_NUMBERS = 256, 1024, 2**22
-# Number of examples of each client that it takes at a time in an ``exact`` workspace.
-EXACT_PASS_EXAMPLES = 32
 
 
 def client_class_of(strategy: Choice) -> Any:
@@ -62,18 +58,7 @@ class Workspace:
         dtype: torch.dtype = torch.float32,
         federation: Federation | None = None,
         model: SplitModel | None = None,
-        stack_size: int | None = None,
     ) -> None:
-        """Load what is not given.
-
-        Args:
-            run: The clients' part of the configuration.
-            device: Where clients train.
-            dtype: The type of all computation.
-            federation: The data and the partition.
-            model: The model, with its initial weights.
-            stack_size: The number of clients that train together. None: all on a GPU, and on a CPU a stack of a tiny model.
-        """
         self.run = run
         self.seed = run.seed
         self.device = torch.device(device)
@@ -88,10 +73,6 @@ class Workspace:
         # For models in evaluation mode torch fuses transformer layers, which then have no gradient in a stack.
         torch.backends.mha.set_fastpath_enabled(False)  # type: ignore[no-untyped-call]
         self.initial: dict[str, Tensor] = self.model.tensors()
-        on_cpu = self.device.type == "cpu"
-        self.stack_size = stack_size or (cpu_stack_size(self.model, self.config) if on_cpu else run.num_clients)
-        # Whether a client has the same bits alone and in any stack. So a tiny model's do not depend on the engine.
-        self.exact = on_cpu and stack_size is None and self.stack_size > 1
         # Channels last: convolutions and pools on a CPU take half the time on such images, the evaluation a third.
         # Without a copy where the images are so in memory already.
         try:
@@ -130,15 +111,6 @@ class Workspace:
             return found.view(-1, *[1] * (self.x.dim() - 2)) if len(found) == self.x.shape[1] else found
         channels = self.model.takes_channels or self.x.shape[3]
         return found if len(found) == channels else found.mean().expand(channels)
-
-    @cached_property
-    def largest_client(self) -> int:
-        """The number of training examples of the largest client."""
-        return int(np.max(self.federation.partition.sizes, initial=1))
-
-    def pass_examples(self, clients: int) -> int:
-        """Return how many examples of each of so many clients an evaluation takes at a time."""
-        return EXACT_PASS_EXAMPLES if self.exact else max(1, self.evaluation_batch // clients)
 
     def images(self, index: Tensor) -> Tensor:
         """Return normalised images (..., C, H, W), channels last in memory, of the examples ``index`` (...)."""

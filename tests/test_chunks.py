@@ -1,0 +1,54 @@
+"""Large cohorts are summed in chunks."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import Schedule, config_of, run_strategy, workspace_of
+
+from contrafed.server import chunks
+from contrafed.server.replies import Reply
+
+
+def run_chunked(monkeypatch, size, name="fedavg", **changes):
+    monkeypatch.setattr(chunks, "CHUNK_CLIENTS", size)
+    config = config_of("num_clients=7", "model=mlp", "model.hidden=[4]", f"strategy={name}")
+    config["strategy"] |= changes
+    return run_strategy(workspace_of(config, dtype=torch.float64), config, Schedule([range(7), range(1, 6)]), 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("fedavg", {}),
+        ("fedavg", {"weights": "uniform"}),
+        ("fedavg", {"weights": "all_clients"}),
+        ("fedavgm", {}),
+        ("fedhyper", {}),
+    ],
+)
+def test_chunks_change_sums_only_by_rounding(monkeypatch, name, changes):
+    whole, divided = (run_chunked(monkeypatch, size, name, **changes) for size in (7, 2))
+    assert whole[1].chunks is None
+    assert divided[1].chunks.left == 0
+    assert divided[1].round.accepted == whole[1].round.accepted == 5
+    for ours, theirs in zip(whole[0], divided[0], strict=True):
+        for key in ours:
+            torch.testing.assert_close(ours[key], theirs[key], rtol=1e-6, atol=1e-7)
+
+
+def test_a_strategy_that_needs_all_replies_says_why(monkeypatch):
+    _, strategy = run_chunked(monkeypatch, 2, "pmfl")
+    assert strategy.chunks is None
+    assert chunks.find_obstacle(strategy) == "PMFL reads replies one by one"
+
+
+def test_sums_of_chunks_know_only_the_declared_weights(monkeypatch):
+    _, strategy = run_chunked(monkeypatch, 2)
+    sums = chunks.SummedReplies(strategy)
+    sums.add([Reply(k, {"model/w": torch.tensor([float(k)])}, 1 + k, {}, {"model/w": torch.ones(1)}) for k in range(3)])
+    assert float(sums.weighted_sum("model", np.array([1.0, 2.0, 3.0]))["w"]) == 8
+    assert float(sums.weighted_sum("delta", np.array([2.0, 4.0, 6.0]))["w"]) == 4
+    with pytest.raises(RuntimeError, match="other weights than its reply_weights"):
+        sums.weighted_sum("model", np.ones(3))
+    with pytest.raises(RuntimeError, match="says linear_in_updates and reads model of single replies"):
+        sums.models()
