@@ -46,6 +46,7 @@ class FedASClient(Client):
         where="CVPR 2024",
         url="https://openaccess.thecvf.com/content/CVPR2024/html/Yang_FedAS_Bridging_Inconsistency_in_Personalized_Federated_Learning_CVPR_2024_paper.html",
     )
+    traffic = ("phi", "phi")
     shared = BODY
     own_model = True
 

@@ -65,7 +65,7 @@ def test_a_client_cannot_reach_its_neighbours_through_the_shared_message(tiny, m
 
     monkeypatch.setattr(contrafed.client_app.app, "_decode_received", vandal)
     replies = list(grid.send_and_receive(messages))
-    assert not any(r.has_error() for r in replies)
+    assert not any(r.has_error() for r in replies), [r.error for r in replies if r.has_error()]
     assert same(codec.from_record(shared["arrays"]), before)
 
 

@@ -21,8 +21,8 @@ from contrafed.training.workspace import client_class_of
 
 # Content that the formulas lack, down and up: validity and counts, one number per class, FedProc's a_t, whether
 # there is a mixed head for FedPAC, the two accuracies of FedPPO.
-EXTRA_NUMBERS = dict.fromkeys(("fedproto", "fedcrl", "fedcosr", "mpfedcon"), (10, 10))
-EXTRA_NUMBERS |= {"fedgh": (0, 10), "fedproc": (11, 10), "fedpac": (11, 10), "fedppo": (0, 2)}
+EXTRA_NUMBERS = dict.fromkeys(("fedproto", "fedtgp", "fedcrl", "fedcosr", "mpfedcon"), (10, 10))
+EXTRA_NUMBERS |= {"fedgh": (0, 10), "fedproc": (11, 10), "fedpac": (11, 10), "fedppo": (0, 2), "fedas": (0, 1)}
 
 
 def payload(record):

@@ -94,9 +94,8 @@ class FederatedStrategy(Strategy):
             n.removeprefix("model/") for n in self.broadcast_spec if n.startswith("model/") and n[6:] not in self.buffers
         ]
         self.after_training = after_training
-        self.personal = (
-            after_training or client_class.is_personal(client_config) or getattr(model, "buffers_are", "") == "local"
-        )
+        local_buffers = getattr(model, "buffers_are", "") == "local"
+        self.personal = after_training or client_class.is_personal(client_config) or local_buffers
         names = {name for name, _ in model.named_parameters()} | self.buffers
         self.has_global_model = self.has_global_model and all(f"model/{name}" in self.broadcast_spec for name in names)
         self.population, self.participation = population, participation

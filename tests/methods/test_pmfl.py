@@ -156,7 +156,6 @@ def test_compares_with_what_its_buffer_holds(scope, size, start, threshold, loca
     class Watched(workspace.client_class):
         def train(self, stack, before_step, **options):
             def record_pairs(now):
-                # A failure in this function fails a client, not the test.
                 anew, there, mu = self.anew(now)
                 found = before_step(now)
                 steps.append((now.number, len(now.stack)))
