@@ -121,8 +121,8 @@ def test_the_report_has_display_names_alone(tmp_path, capsys):
 
 def test_a_runs_figure_has_its_title(tmp_path):
     for name, title in (("plain", ""), ("titled", "MOON on $, seed 0")):
-        accuracy_figure(tmp_path / name, {("global", "test", "accuracy"): [(1, 0.5)]}, title=title)
-    plain, titled = (image.imread(tmp_path / name, "png") for name in ("plain", "titled"))
+        accuracy_figure(tmp_path / f"{name}.png", {("global", "test", "accuracy"): [(1, 0.5)]}, title=title)
+    plain, titled = (image.imread(tmp_path / f"{name}.png") for name in ("plain", "titled"))
     assert (titled < 0.9).sum() > (plain < 0.9).sum()
 
 
