@@ -18,6 +18,8 @@ import blocks
 SCRIPT = ROOT / "docs" / "deploy" / "slurm-array.sh"
 SMALL = ["model=mlp", "model.hidden=[8]", "num_clients=6", "num_rounds=2", "participation=full", "eval_every=1"]
 SWEEP = ["-m", "strategy=fedavg,moon", *SMALL]
+# Ray takes 127.0.0.1 for the machine's address in the network.
+HEAD, OTHER = "127.0.0.2", "127.0.0.3"
 BIN = Path(sys.executable).parent
 
 
@@ -34,20 +36,19 @@ def cluster(tmp_path):
     (tmp_path / "ray-token").write_text(secrets.token_hex(32))
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "ray-token")}
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    # The last has Ray keep loopback addresses as they are.
-    env = kept | token | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    env = kept | token | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     processes = []
     try:
         for start in ("ray start --head", "ray start --address"):
             words = page_command(start)
-            for name, value in (("HEAD", "127.0.0.1"), ("OTHER", "127.0.0.2"), ("6379", str(port))):
+            for name, value in (("HEAD", HEAD), ("OTHER", OTHER), ("6379", str(port))):
                 words = [word.replace(name, value) for word in words]
             command = [str(BIN / words[0]), *words[1:], "--block", "--num-gpus=0"]
             with (tmp_path / f"ray-{len(processes)}.log").open("w") as log:
                 started = subprocess.Popen(command, env=env, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
             processes.append(started)
             wait_for_ray(tmp_path / f"ray-{len(processes) - 1}.log", started)
-        yield f"127.0.0.1:{port}", env
+        yield f"{HEAD}:{port}", env
     finally:
         for one in reversed(processes):
             one.send_signal(signal.SIGTERM)  # it ends its own processes
@@ -82,7 +83,7 @@ def test_two_nodes_run_a_run_and_a_sweep_with_the_bytes_of_one(cluster, tmp_path
     seen = subprocess.run(
         [sys.executable, "-c", nodes], env=env | {"RAY_ADDRESS": address}, capture_output=True, text=True, timeout=120
     )
-    assert "['127.0.0.1', '127.0.0.2']" in seen.stdout, seen.stderr
+    assert str([HEAD, OTHER]) in seen.stdout, seen.stderr
     run_main(tmp_path, env, "strategy=moon", *SMALL, *both, "output_dir=cluster/run")
     run_main(tmp_path, env, *SWEEP, *both, "output_dir=cluster/sweep")
     run_main(tmp_path, env, "strategy=moon", *SMALL, "engine=local", "output_dir=one/run")
