@@ -71,6 +71,8 @@ def call_command(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", [str(ROOT / "main.py"), *arguments])
         if (ray := sys.modules.get("contrafed.engines.ray")) is not None:  # the instance that later tests use
             monkeypatch.setattr(ray, "stop_ray", lambda: None)
+        # Hydra's logging closes every handler that there is, and absl's closes pytest's own standard error with it.
+        monkeypatch.setattr(logging, "_handlerList", [])
         capsys.readouterr()
         status = command.main()
         said = capsys.readouterr()
