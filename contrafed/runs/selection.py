@@ -99,6 +99,8 @@ class Selection:
     def save(self, folder: Path, model: Tensors, about: dict[str, str]) -> None:
         """Write ``best.safetensors``. The file is replaced as a whole."""
         self.best_model = {n: v.detach().cpu().clone() for n, v in model.items()} if self.keeps_model else None
+        if not folder.is_dir():  # removed or renamed, which the run notices when it writes its round
+            return
         part = folder / f".{BEST_FILE}.part"
         write(part, model, about | {"round": str(self.best_round), "selected_on": self.split})
         replace(part, folder / BEST_FILE)
