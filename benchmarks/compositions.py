@@ -20,6 +20,7 @@ SCALES = ("full", "small")
 CHOICES = "(choices)"  # in place of the experiment of a choice that is composed alone
 # Paper -> its settings before experiments had several.
 RECORDED_SETTINGS = {"fedcrl": "printed", "fedcosr": "printed", "mpfedcon": "printed", "pmfl": "printed", "fedrcl": "code"}
+LATER_METHODS = ("fedadagrad", "fedstale", "fedyogi")  # methods that came after the record
 TIME = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d")  # in output_dir
 
 
@@ -46,7 +47,9 @@ def adapt_project() -> Project:
             has_settings="settings:" in (registry.CONF / "config.yaml").read_text(encoding="utf-8"),
             choices={group.replace("/", "."): list(registry.choices(group)) for group in checks.GROUPS},
             server_methods=[
-                name for name in registry.choices("strategy") if checks.SERVER in compose.find_choices(f"strategy={name}")
+                name
+                for name in registry.choices("strategy")
+                if name not in LATER_METHODS and checks.SERVER in compose.find_choices(f"strategy={name}")
             ],
             expand=lambda overrides: [(job.name, job.overrides) for job in compose.expand_jobs(overrides)],
             compose=lambda overrides: compose.to_plain(compose.compose_job(overrides)),
