@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from contrafed.core.errors import UserError
 from contrafed.core.schema import Range
-from contrafed.core.split_model import SplitModel, Stages, projector_of
+from contrafed.core.split_model import SplitModel, Stages, add_hidden, projector_of
 
 INPUTS = ("values",)
 
@@ -58,10 +58,6 @@ def build(config: Config, in_channels: int, image_size: tuple[int, ...], num_cla
         width = channels
     stages[0] = nn.Sequential(AsImage(), stages[0])
     tails[-1] = nn.Sequential(tails[-1], nn.Flatten())
-    width = width * (image_size[0] // 2 ** len(config.channels))
-    for size in config.hidden:
-        stages.append(nn.Linear(width, size))
-        tails.append(nn.ReLU())
-        width = size
+    width = add_hidden(stages, tails, config.hidden, width * (image_size[0] // 2 ** len(config.channels)))
     projector, width = projector_of(width, config.projection)
     return SplitModel(Stages(stages, tails), projector, nn.Linear(width, num_classes))

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from contrafed.core.errors import UserError
 from contrafed.core.schema import Range
-from contrafed.core.split_model import SplitModel, Stages, projector_of
+from contrafed.core.split_model import SplitModel, Stages, add_hidden, projector_of
 
 INPUTS = ("tokens",)
 
@@ -59,10 +59,6 @@ def build(config: Config, in_channels: int, image_size: tuple[int, ...], num_cla
         raise UserError(f"model.padding={config.padding} is no token of 0..{in_channels - 1}. Fix: leave it null")
     stages: list[nn.Module] = [Bag(in_channels, config.width, config.padding)]
     tails: list[nn.Module] = [nn.Identity()]
-    width = config.width
-    for size in config.hidden:
-        stages.append(nn.Linear(width, size))
-        tails.append(nn.ReLU())
-        width = size
+    width = add_hidden(stages, tails, config.hidden, config.width)
     projector, width = projector_of(width, config.projection)
     return SplitModel(Stages(stages, tails), projector, nn.Linear(width, num_classes))

@@ -275,7 +275,11 @@ def hidden_layers(
         image_size: Height and width in pixels.
     """
     tails[-1] = nn.Sequential(tails[-1], nn.Flatten())
-    width = features_of(Stages(stages, tails), in_channels, image_size)
+    return add_hidden(stages, tails, hidden, features_of(Stages(stages, tails), in_channels, image_size))
+
+
+def add_hidden(stages: list[nn.Module], tails: list[nn.Module], hidden: Sequence[int], width: int) -> int:
+    """Append fully connected layers with ReLU to stages that end in rows of ``width`` numbers, and return the last width."""
     for size in hidden:
         stages.append(nn.Linear(width, size))
         tails.append(nn.ReLU())
