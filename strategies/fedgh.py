@@ -5,9 +5,11 @@ from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from contrafed.core.schema import Range
 from contrafed.server.base import FederatedStrategy, Replies, Tensors
+from contrafed.server.prototypes import collect_prototypes, run_sgd
 
 
 @dataclass(frozen=True)
@@ -35,16 +37,13 @@ class FedGH(FederatedStrategy):
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Train the head on the prototypes of the classes that clients hold."""
-        pairs = [(reply.tensors["proto/mean"].double(), reply.tensors["proto/count"] > 0) for reply in replies]
-        if not any(bool(held.any()) for _, held in pairs):
+        if (prototypes := collect_prototypes(replies)) is None:
             return model
-        z, y = torch.cat([means[held] for means, held in pairs]), torch.cat([held.nonzero().flatten() for _, held in pairs])
+        batches = torch.arange(len(prototypes[1]), device=prototypes[1].device).split(self.config.server_batch)
         head = {name: model[name].double() for name in self.shared_names}
-        for rows in torch.arange(len(y), device=y.device).split(self.config.server_batch):
-            leaves = {name: value.detach().requires_grad_() for name, value in head.items()}
-            logits = F.linear(z[rows], leaves["classifier.weight"], leaves.get("classifier.bias"))
-            gradients = torch.autograd.grad(F.cross_entropy(logits, y[rows]), list(leaves.values()))
-            head = {
-                n: leaf.detach() - self.config.server_lr * g for (n, leaf), g in zip(leaves.items(), gradients, strict=True)
-            }
-        return model | head
+        return model | run_sgd(head, head_loss, prototypes, batches, self.config.server_lr)
+
+
+def head_loss(head: Tensors, z: Tensor, y: Tensor) -> Tensor:
+    """Compute the mean cross-entropy of a head on prototypes z (b, D) of classes y (b,)."""
+    return F.cross_entropy(F.linear(z, head["classifier.weight"], head.get("classifier.bias")), y)

@@ -11,6 +11,7 @@ from torch import Tensor
 from contrafed.core.randomness import torch_generator
 from contrafed.core.schema import Range
 from contrafed.server.base import FederatedStrategy, Replies, Tensors
+from contrafed.server.prototypes import collect_prototypes, run_sgd
 
 
 @dataclass(frozen=True)
@@ -63,19 +64,19 @@ class FedTGP(FederatedStrategy):
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Train the network on the prototypes of the classes that clients hold. The unused model stays as it is."""
-        pairs = [(reply.tensors["proto/mean"].double(), reply.tensors["proto/count"] > 0) for reply in replies]
-        if not any(bool(held.any()) for _, held in pairs):
+        if (prototypes := collect_prototypes(replies)) is None:
             return model
-        z, y = torch.cat([means[held] for means, held in pairs]), torch.cat([held.nonzero().flatten() for _, held in pairs])
-        network = {name: value.to(z) for name, value in self.state["network"].items()}
+        z, y = prototypes
         margin = min(find_margin(z, y), self.config.max_margin)
         draw = torch_generator(self.seed, "global prototypes", self.round.server_round)
-        for _ in range(self.config.server_epochs):
-            for rows in torch.randperm(len(y), generator=draw).to(y.device).split(self.config.server_batch):
-                leaves = {name: value.detach().requires_grad_() for name, value in network.items()}
-                gradients = torch.autograd.grad(contrast(generate(leaves), z[rows], y[rows], margin), list(leaves.values()))
-                steps = zip(leaves.items(), gradients, strict=True)
-                network = {name: leaf.detach() - self.config.server_lr * slope for (name, leaf), slope in steps}
+        orders = (torch.randperm(len(y), generator=draw).to(y.device) for _ in range(self.config.server_epochs))
+        batches = (rows for order in orders for rows in order.split(self.config.server_batch))
+
+        def loss(network: Tensors, z: Tensor, y: Tensor) -> Tensor:
+            return contrast(generate(network), z, y, margin)
+
+        network = {name: value.to(z) for name, value in self.state["network"].items()}
+        network = run_sgd(network, loss, prototypes, batches, self.config.server_lr)
         self.state["network"] = {name: value.float() for name, value in network.items()}
         self.state["valid"] = torch.ones_like(self.state["valid"])
         return model

@@ -1,14 +1,47 @@
-"""Keep the table of global prototypes, for the strategies that have one."""
+"""Keep the table of global prototypes, and train on the clients' prototypes, for the strategies that do."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from contrafed.core.tensors import Tensors
 from contrafed.server.replies import Replies
 
 Weighting = Literal["class_count", "plain", "data"]
+
+
+def collect_prototypes(replies: Replies) -> tuple[Tensor, Tensor] | None:
+    """Return the prototypes of all replies (n, D), float64, and their classes (n,), by reply and class. None without any."""
+    pairs = [(reply.tensors["proto/mean"].double(), reply.tensors["proto/count"] > 0) for reply in replies]
+    if not any(bool(held.any()) for _, held in pairs):
+        return None
+    return torch.cat([means[held] for means, held in pairs]), torch.cat([held.nonzero().flatten() for _, held in pairs])
+
+
+def run_sgd(
+    params: Tensors,
+    loss: Callable[[Tensors, Tensor, Tensor], Tensor],
+    prototypes: tuple[Tensor, Tensor],
+    batches: Iterable[Tensor],
+    lr: float,
+) -> Tensors:
+    """Return the parameters after SGD on ``loss(params, z, y)``, one step for each batch.
+
+    Args:
+        params: The parameters at the start, float64.
+        loss: The mean loss of prototypes z (b, D) of classes y (b,).
+        prototypes: All z (n, D) and y (n,).
+        batches: The rows of each batch (b,), int64.
+        lr: Learning rate.
+    """
+    z, y = prototypes
+    for rows in batches:
+        leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+        gradients = torch.autograd.grad(loss(leaves, z[rows], y[rows]), list(leaves.values()))
+        params = {name: leaf.detach() - lr * slope for (name, leaf), slope in zip(leaves.items(), gradients, strict=True)}
+    return params
 
 
 class Prototypes:
