@@ -1,5 +1,7 @@
 """Build the chosen model, check it, and try it on two images."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -42,23 +44,34 @@ def build_model(
             f"model={choice.name} takes images of at least {MIN_SIDE_PX}x{MIN_SIDE_PX} with 1 or 3 channels, "
             f"got {image_size[0]}x{image_size[1]} with {in_channels}"
         )
-    shape = f"{in_channels}x{image_size[0]}x{image_size[1]}"
-    with torch.random.fork_rng(devices=[]):
-        # torch.manual_seed would also reseed the accelerators, which fork_rng does not restore here.
-        torch.default_generator.manual_seed(torch_generator(seed, "model init").initial_seed())
-        try:
-            model: SplitModel = choice.module.build(choice.config, in_channels, image_size, num_classes)
-        except UserError:
-            raise
-        except Exception as error:  # layers that do not fit, too little memory, or an error in the user's code
-            raise UserError(
-                f"model={choice.name} cannot be built for images of {shape}: {describe_fault(error, choice)}"
-            ) from error
-        check_built(choice, model, num_classes)
+    said = f"images of {in_channels}x{image_size[0]}x{image_size[1]}"
+    with seeded(seed):
+        model = call_build(choice, in_channels, image_size, num_classes, said)
         if settings.image_size is not None:
             model.image_size = image_size
         if tried:
             try_model(choice, model, torch.zeros(2, model.takes_channels or in_channels, *image_size))
+    return model
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw initial weights from a run's seed, and restore torch's global generator."""
+    with torch.random.fork_rng(devices=[]):
+        # torch.manual_seed would also reseed the accelerators, which fork_rng does not restore here.
+        torch.default_generator.manual_seed(torch_generator(seed, "model init").initial_seed())
+        yield
+
+
+def call_build(choice: Choice, in_channels: int, size: tuple[int, ...], num_classes: int, said: str) -> SplitModel:
+    """Return what a model's ``build`` makes, checked. ``said`` names the inputs in an error."""
+    try:
+        model: SplitModel = choice.module.build(choice.config, in_channels, size, num_classes)
+    except UserError:
+        raise
+    except Exception as error:  # layers that do not fit, too little memory, or an error in the user's code
+        raise UserError(f"model={choice.name} cannot be built for {said}: {describe_fault(error, choice)}") from error
+    check_built(choice, model, num_classes)
     return model
 
 

@@ -6,10 +6,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from contrafed.core.build import build_model, check_built, describe_fault, try_model
+from contrafed.core.build import build_model, call_build, seeded, try_model
 from contrafed.core.client_run import Choice
 from contrafed.core.errors import UserError
-from contrafed.core.randomness import torch_generator
 from contrafed.core.split_model import SplitModel
 
 Kind = Literal["image", "values", "tokens"]
@@ -87,15 +86,8 @@ def build_model_for(choice: Choice, inputs: Inputs, num_classes: int, seed: int,
     check_accepts(choice, inputs)
     if inputs.kind == "image":
         return build_model(choice, inputs.channels, (inputs.shape[1], inputs.shape[2]), num_classes, seed, tried=tried)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(torch_generator(seed, "model init").initial_seed())
-        try:
-            model: SplitModel = choice.module.build(choice.config, inputs.channels, inputs.size, num_classes)
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(f"model={choice.name} cannot be built for {inputs}: {describe_fault(error, choice)}") from error
-        check_built(choice, model, num_classes)
+    with seeded(seed):
+        model = call_build(choice, inputs.channels, inputs.size, num_classes, str(inputs))
         if tried:
             try_model(choice, model, inputs.example(2))
     return model
