@@ -22,8 +22,7 @@ def check_copies(problem: Problem) -> Fault | None:
     """Copies of the model and of the client are independent of the original."""
     client = problem.open([0])
     model = problem.workspace.model
-    index = torch.from_numpy(problem.workspace.federation.partition.train(0))
-    x = problem.workspace.images(index)
+    x = problem.images
     try:
         workspace = problem.workspace  # which holds modules of code, and is no part of a copy
         other, twin = copy.deepcopy(model), copy.deepcopy(client, {id(workspace): workspace})
@@ -120,8 +119,7 @@ def check_attributes(problem: Problem) -> Fault | None:
 def check_in_place(problem: Problem) -> Fault | None:
     """No layer changes its input, and no method changes what it received or what its loss is given."""
     model = problem.workspace.model
-    index = torch.from_numpy(problem.workspace.federation.partition.train(0))
-    if found := changing_layer(model, problem.workspace.images(index)):
+    if found := changing_layer(model, problem.images):
         return Fault(f"{found[0]} changes its input in place, so that features are others' or are lost", found[2], found[1])
     seen = versions_of(problem)
     before = seen()
@@ -212,11 +210,10 @@ def check_parameters(problem: Problem) -> Fault | None:
                 return Fault(
                     f"{where} hides layers in a {type(value).__name__}, so that they never train", fix, place_of(type(layer))
                 )
-    index = torch.from_numpy(problem.workspace.federation.partition.train(0))
     buffers = model.buffer_names
     leaves: Tensors = {name: value.clone().requires_grad_(name not in buffers) for name, value in model.tensors().items()}
     with model.holding(leaves):
-        out = model(problem.workspace.images(index)).logits
+        out = model(problem.images).logits
     trained = {name: value for name, value in leaves.items() if value.requires_grad}
     if not out.requires_grad:
         return Fault("the network's output has no gradient", "a forward pass without no_grad and detach", own_class(model))

@@ -106,8 +106,7 @@ def padded_with_noise() -> Iterator[None]:
 def check_examples(problem: Problem) -> Fault | None:
     """In evaluation an example's scores do not depend on the others of its batch."""
     client = problem.open([0])
-    index = torch.from_numpy(problem.workspace.federation.partition.train(0))[:5]
-    x, params = problem.workspace.images(index), problem.workspace.initial
+    x, params = problem.images[:5], problem.workspace.initial
     received = {name: value.double() for name, value in problem.received[0].items()}
 
     def features(images: Tensor) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import ConfigRecord
+from torch import Tensor
 
 from contrafed.check.lines import Author
 from contrafed.config.method import build_strategy
@@ -43,6 +44,11 @@ class Problem:
     def clients(self) -> list[int]:
         """The clients with data."""
         return list(range(len(self.received)))
+
+    @property
+    def images(self) -> Tensor:
+        """The training examples of client 0 (n, ...), as the network takes them."""
+        return self.workspace.images(torch.from_numpy(self.workspace.federation.partition.train(0)))
 
     def open(self, which: Sequence[int], kind: type[Client] | None = None) -> Client:
         """Return these clients as a stack, with copies of their states."""
