@@ -29,7 +29,8 @@ def of_runs(folder, *many):
 
 
 def choose(runs):
-    return paper.choose_figures(group_runs(runs), runs, "about")
+    found = group_runs(runs)
+    return paper.choose_figures(found, runs, "about", paper.draw_sweeps(found, runs, "about"))
 
 
 def test_names_are_the_papers():

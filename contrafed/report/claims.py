@@ -35,7 +35,7 @@ HEADS = ("claim", "table", "seeds", "rounds", "published", "ours", "verdict", "r
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim beside our runs. Differences are in points."""
+    """A claim compared with our runs. Differences are in points."""
 
     claim: Mapping[str, Any]
     difference: PairedDifference
@@ -71,7 +71,7 @@ class Finding:
 
 
 def find_claims(folder: Path) -> list[Finding]:
-    """Return each claim of ``claims.yaml`` in ``folder`` beside the runs there, an empty list without the file.
+    """Compare each claim of ``claims.yaml`` in ``folder`` with the runs there. Without the file there is none.
 
     Raises:
         UserError: For a claim with other keys than ``KEYS``, or without a run.
@@ -83,7 +83,9 @@ def find_claims(folder: Path) -> list[Finding]:
     for claim in claims:
         if not isinstance(claim, dict) or set(claim) != KEYS:
             raise UserError(f"{path.name}: every claim must have the keys {', '.join(sorted(KEYS))}, got {claim!r}")
-    return [_compare(claim, folder) for claim in claims]
+    files = {claim[side]["file"] for claim in claims for side in ("first", "second")}
+    runs = {file: results.load(folder / f"{file}.csv") for file in sorted(files)}
+    return [_compare(claim, runs) for claim in claims]
 
 
 def build_claims_table(findings: Sequence[Finding], heads: Sequence[str] = HEADS) -> Table:
@@ -93,8 +95,8 @@ def build_claims_table(findings: Sequence[Finding], heads: Sequence[str] = HEADS
     return Table("Claims of the papers", tuple(heads), rows, pd.DataFrame(rows, columns=list(heads)))
 
 
-def _compare(claim: Mapping[str, Any], folder: Path) -> Finding:
-    first, second = (_select(claim, side, folder) for side in ("first", "second"))
+def _compare(claim: Mapping[str, Any], runs: Mapping[str, list[FinishedRun]]) -> Finding:
+    first, second = (_select(claim, side, runs) for side in ("first", "second"))
     ours = {run.summary["seed"]: 100 * run.number(claim["value"]) for run in first}
     theirs = dict[int, float]()
     for run in second:  # of several methods the best one of a seed
@@ -108,13 +110,13 @@ def _compare(claim: Mapping[str, Any], folder: Path) -> Finding:
     return Finding(claim, difference, std, min(run.summary["rounds"] for run in (*first, *second)))
 
 
-def _select(claim: Mapping[str, Any], side: str, folder: Path) -> list[FinishedRun]:
+def _select(claim: Mapping[str, Any], side: str, runs: Mapping[str, list[FinishedRun]]) -> list[FinishedRun]:
     """Return the runs of one side of a claim."""
     wanted = dict(claim[side])
     file, method = wanted.pop("file"), wanted.pop("method")
     besides = claim["first"]["method"] if method == BEST else None
     found = []
-    for run in results.load(folder / f"{file}.csv"):
+    for run in runs[file]:
         config = flatten_keys(run.config)
         fits = all(config.get(key) == value for key, value in wanted.items()) and not math.isnan(run.number(claim["value"]))
         if fits and (run.method == method or (besides is not None and run.method != besides)):

@@ -54,17 +54,18 @@ def write_paper(runs: Sequence[FinishedRun], folder: Path, width: float, baselin
     files = list[Path]()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, drawn in choose_figures(found, runs, about).items():
+        swept = draw_sweeps(found, runs, about)
+        for name, drawn in choose_figures(found, runs, about, swept).items():
             figure = draw_paper_figure(drawn.kind, drawn.panels, drawn.xlabel, drawn.ylabel, width)
             files += save(figure, folder / f"{PREFIX}-{name}", DPI)
             captions[f"{PREFIX}-{name}"] = drawn.caption
-        swept = draw_sweeps(found, runs, about)
         scores = significance.collect_scores(runs, baseline, validation_of(runs) if swept else None)
         if scores is not None:
             table = folder / f"{PREFIX}-methods.tex"
-            table.write_text(write_paper_table(name_scores(scores, found), runs, about), encoding="utf-8")
+            named = name_scores(scores, found)
+            table.write_text(write_paper_table(named, runs, about), encoding="utf-8")
             files.append(table)
-            if (ranking := significance.rank_scores(name_scores(scores, found))) is not None:
+            if (ranking := significance.rank_scores(named)) is not None:
                 files += save(draw_paper_ranks(ranking, width), folder / f"{PREFIX}-ranks", DPI)
                 text = significance.describe_ranking(scores, ranking)
                 captions[f"{PREFIX}-ranks"] = f"{text[:1].upper()}{text[1:]}. A bar joins methods that do not differ."
@@ -86,9 +87,11 @@ def describe_data(runs: Sequence[FinishedRun]) -> str:
     return ", ".join([f"Data: {' and '.join(sets)}, {' or '.join(map(str, clients))} clients", spread, *sorted(small)])
 
 
-def choose_figures(found: Sequence[Group], runs: Sequence[FinishedRun], about: str) -> dict[str, Drawn]:
-    """Return {name: figure}: swept numbers as a heat map or lines, accuracy over rounds, accuracies of clients."""
-    out = draw_sweeps(found, runs, about)
+def choose_figures(
+    found: Sequence[Group], runs: Sequence[FinishedRun], about: str, swept: Mapping[str, Drawn]
+) -> dict[str, Drawn]:
+    """Return {name: figure}: ``swept`` of ``draw_sweeps``, and without a heat map accuracy over rounds and of clients."""
+    out = dict(swept)
     if any(drawn.kind == "heatmap" for drawn in out.values()):
         return out
     said, points = accuracy_of(runs)
