@@ -168,7 +168,7 @@ class Session:
         run, members = self.run, self.members
         data = self.workspace.federation.data
         lines = [describe_loaded(data) if len(data.y) else "", *data.warnings]
-        lines += [*describe_model(self.workspace)]
+        lines += describe_model(self.workspace)
         lines += [said(self.workspace) for said in (said_of_small, said_of_norms, said_of_shift)]
         lines.append(said_of_attackers(run))
         lines += [self.selection.notice, self.scored.notice, said_of_delta(run), warn_of_large(members.sizes, members.own_data)]

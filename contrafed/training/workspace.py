@@ -67,7 +67,7 @@ class Workspace:
         self.client_class = client_class_of(run.strategy)
         self.config = run.strategy.config
         data = self.federation.data
-        self.kind = data.inputs.kind
+        self.kind = data.kind
         self.model = model or make_model(run, self.federation)
         self.model = self.model.to(device=self.device, dtype=dtype).eval().requires_grad_(False)
         # For models in evaluation mode torch fuses transformer layers, which then have no gradient in a stack.
@@ -153,10 +153,10 @@ def resize_images(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 def make_model(run: ClientRun, federation: Federation) -> SplitModel:
     """Build the model for a federation's examples. Its initial weights are drawn from the seed."""
-    data = federation.data
-    if data.inputs.kind != "image":
-        check_image_settings(run, data.inputs)
-    return build_model_for(run.model, data.inputs, data.num_classes, run.seed)
+    inputs = federation.data.inputs
+    if inputs.kind != "image":
+        check_image_settings(run, inputs)
+    return build_model_for(run.model, inputs, federation.data.num_classes, run.seed)
 
 
 def check_image_settings(run: ClientRun, inputs: Inputs) -> None:
