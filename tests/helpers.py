@@ -293,6 +293,27 @@ def close(a, b, tolerance=1e-9):
         torch.testing.assert_close(a[name], b[name], rtol=tolerance, atol=tolerance)
 
 
+def stacked_and_alone(workspace, clients=None, kind=None, rounds=2):
+    """Assert that a stack's updates are those of its clients alone, and return the stack's last. No stack is retried.
+
+    The default is all clients, and the method's own class.
+    """
+    clients = list(range(len(workspace.federation.partition.sizes)) if clients is None else clients)
+    kind, received = kind or workspace.client_class, build_received(workspace)
+    stack, lone = kind(workspace, clients), [kind(workspace, [client]) for client in clients]
+    for server_round in range(1, rounds + 1):
+        found = stack.update([received] * len(clients), server_round)
+        for client, one in zip(lone, found, strict=True):
+            (own,) = client.update([received], server_round)
+            close(one.tensors, own.tensors)
+            close(one.client_state, own.client_state)
+            assert one.metrics == pytest.approx(own.metrics, rel=1e-9)
+            assert one.num_examples == own.num_examples
+            client.client_states = [own.client_state]
+        stack.client_states = [update.client_state for update in found]
+    return found
+
+
 def same(a, b):
     """Whether two models are equal bit for bit."""
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

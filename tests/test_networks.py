@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from helpers import build_received, close, config_of, same
+from helpers import build_received, config_of, same, stacked_and_alone
 from networks import Small
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
@@ -34,21 +34,6 @@ def make(target="networks.Small", channels=3, size=8, classes=10, seed=0, **chan
 @cache
 def workspace_for(*overrides):
     return Workspace(client_run_of(config_of(*RUN, *overrides)), dtype=torch.float64)
-
-
-def alone_and_stacked(workspace, clients, rounds=2):
-    """Assert that a stack's uploads and client states are those of its clients alone."""
-    received, kind = build_received(workspace), workspace.client_class
-    stack, lone = kind(workspace, clients), [kind(workspace, [client]) for client in clients]
-    for server_round in range(1, rounds + 1):
-        found = stack.update([received] * len(clients), server_round)
-        for client, one in zip(lone, found, strict=True):
-            (own,) = client.update([received], server_round)
-            close(one.tensors, own.tensors)
-            close(one.client_state, own.client_state)
-            client.client_states = [own.client_state]
-        stack.client_states = [update.client_state for update in found]
-    return found
 
 
 # ---------------------------------------------------------------------------------------------------------------- a split
@@ -86,7 +71,7 @@ def test_grey_images_are_repeated_and_resized():
 @pytest.mark.parametrize("strategy", ["fedavg", "moon", "perfedavg"])
 def test_a_stack_equals_its_clients_alone_with_all_that_drops(strategy):
     overrides = ("strategy.local.iterations=null", "strategy.local.epochs=1", "strategy.local.last_batch=merge")
-    alone_and_stacked(workspace_for(*overrides, f"strategy={strategy}", "partition=iid", "num_clients=60"), [0, 1, 2], 1)
+    stacked_and_alone(workspace_for(*overrides, f"strategy={strategy}", "partition=iid", "num_clients=60"), [0, 1, 2], rounds=1)
 
 
 def test_what_drops_is_a_function_of_the_seed():
@@ -214,7 +199,7 @@ def test_frozen_parameters_neither_train_nor_are_sent():
     down, up = workspace.client_class.message_spec(model, workspace.config)
     assert not any(name.partition("/")[2] in names for name in (*down, *up))
     before = {name: value.clone() for name, value in model.frozen_tensors().items()}
-    for update in alone_and_stacked(workspace, [0, 1, 2]):
+    for update in stacked_and_alone(workspace, [0, 1, 2]):
         assert size_of(update.tensors) == size_of({n: v for n, v in plain.initial.items() if n not in names})
         assert any(not torch.equal(v, workspace.initial[n.partition("/")[2]]) for n, v in update.tensors.items())
     assert same(model.frozen_tensors(), before)

@@ -7,13 +7,13 @@ import torch
 from helpers import (
     METHODS,
     Schedule,
-    build_received,
     close,
     config_of,
     digits_run,
     run_strategy,
     sized_workspace,
     slow,
+    stacked_and_alone,
     workspace_of,
 )
 
@@ -65,23 +65,6 @@ def test_stacked_dropout_sees_the_masks_that_each_client_alone_sees():
         close(train_model(1), alone)
 
 
-def together_and_alone(workspace, kind, rounds=2):
-    """Compare the uploads, states and reports of a stack of all clients with those of each alone. No stack is retried."""
-    clients = range(len(workspace.federation.partition.sizes))
-    received = build_received(workspace)
-    stack, lone = kind(workspace, clients), [kind(workspace, [client]) for client in clients]
-    for server_round in range(1, rounds + 1):
-        found = stack.update([received] * len(clients), server_round)
-        for client, one in zip(lone, found, strict=True):
-            (own,) = client.update([received], server_round)
-            close(one.tensors, own.tensors)
-            close(one.client_state, own.client_state)
-            assert one.metrics == pytest.approx(own.metrics, rel=1e-9)
-            assert one.num_examples == own.num_examples
-            client.client_states = [own.client_state]
-        stack.client_states = [update.client_state for update in found]
-
-
 @pytest.mark.parametrize("keep", [False, True], ids=["anew", "kept"])
 @pytest.mark.parametrize("turned", [False, True], ids=["unlike-first", "unlike-last"])
 def test_a_phase_whose_steps_are_in_another_order_than_the_stacks(turned, keep):
@@ -104,7 +87,7 @@ def test_a_phase_whose_steps_are_in_another_order_than_the_stacks(turned, keep):
         def num_local_steps(self, examples):
             return by_share.steps(examples) + super().num_local_steps(examples)
 
-    together_and_alone(workspace, Phases)
+    stacked_and_alone(workspace, kind=Phases)
 
 
 def test_memory_written_in_such_a_phase_stays_with_its_client():
@@ -125,7 +108,7 @@ def test_memory_written_in_such_a_phase_stays_with_its_client():
             now.stack.state["last"].copy_(now.stack.state["seen"] * len(now.stack.clients) / len(now.stack))
             return {}
 
-    together_and_alone(workspace, Counts)
+    stacked_and_alone(workspace, kind=Counts)
 
 
 WIDTHS = pytest.mark.parametrize("widths", [(16, 3), *map(slow, ((3, 16), (1, 8), (1, 1)))], ids=str)
@@ -144,7 +127,7 @@ def test_phases_whose_batches_are_of_different_width(name, widths):
         def _head_work(self):
             return replace(super()._head_work, batch_size=first)
 
-    together_and_alone(workspace, Phases)
+    stacked_and_alone(workspace, kind=Phases)
 
 
 @WIDTHS
@@ -163,4 +146,4 @@ def test_local_work_done_again_in_batches_of_another_width(name, widths):
             finally:
                 self.config = self.workspace.config
 
-    together_and_alone(workspace, Again)
+    stacked_and_alone(workspace, kind=Again)
