@@ -58,7 +58,7 @@ class MaskedBatchNorm(_BatchNorm):
 
 
 def prepare_buffers(model: nn.Module) -> str:
-    """Turn a model's buffers into named tensors that a stack of clients can have; return what stands against it, or nothing.
+    """Turn a model's buffers into named tensors that a stack of clients can have, or return what stands against it.
 
     Floating-point buffers and counters (whole numbers without a dimension, from here on floats) are named tensors. Others, such
     as tables of positions, are constants: they leave the ``state_dict``, as those have that are not persistent.
@@ -117,7 +117,7 @@ def has_batch_norm(model: nn.Module) -> bool:
 
 
 def find_changed_constant(model: Any, images: Tensor) -> str:
-    """Pass images through a ``SplitModel`` in training mode, with copies of its tensors; return a constant that it changes."""
+    """Pass images through a ``SplitModel`` in training mode, on copies of its tensors. Return a constant that it changes."""
     before = {name: value.clone() for name, value in model.named_buffers()}
     model.trained_parts = frozenset(name.partition(".")[0] for name in model.buffer_names)
     copies = {name: value.clone() for name, value in model.tensors().items()}

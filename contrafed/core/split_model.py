@@ -55,7 +55,7 @@ class Stages(nn.Module):
         return found
 
     def find_fault(self, x: Tensor) -> str:
-        """Return what stands against the network when it is tried on images ``x``; empty for nothing, as here."""
+        """Return what stands against the network when it is tried on images ``x``. Here it is nothing, the empty text."""
         return ""
 
     def resume(self, x: Tensor, level: int) -> Tensor:
@@ -222,7 +222,7 @@ class SplitModel(nn.Module):
         return {name: self.get_buffer(name) for name in sorted(self.frozen_names)}
 
     def training_on(self, mask: Tensor, dropout: Mapping[str, Tensor] | None = None) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which buffers of ``trained_parts`` learn from a batch, and their layers drop.
+        """Return a context. Within it the buffers of ``trained_parts`` learn from a batch, and their layers drop.
 
         Args:
             mask: 1 for an example, 0 for padding (b,).

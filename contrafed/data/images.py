@@ -43,7 +43,7 @@ class ImageData:
     x: Tensor  # (N, C, H, W) uint8
     y: Tensor  # (N,) int64 labels 0..num_classes-1
     test: Tensor  # (N,) bool, True: central test split
-    mean: tuple[float, ...]  # per channel of x/255, over the training part; ImageNet's three may be of grey images too
+    mean: tuple[float, ...]  # per channel of x/255, over the training part. ImageNet's three fit grey images too
     std: tuple[float, ...]
     num_classes: int
     owner: np.ndarray | None  # (N,) the client each example comes from, where the data set knows

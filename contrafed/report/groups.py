@@ -116,7 +116,7 @@ def _compute_progress(run: FinishedRun) -> tuple[bool, int, int]:
 
 # The cell of a setting that a run's method does not have, or has as null.
 EMPTY_CELL = "-"
-# Entries of a summary in which the runs of one row should agree, and what the names of versions begin with.
+# The runs of one row should agree in these entries of a summary. Names of versions begin with VERSIONS.
 PROVENANCE_KEYS, VERSIONS = ("data_fingerprint", "engine", "commit"), "versions."
 # Largest number of rows that are named because their runs differ in these.
 MAX_MIXES = 5

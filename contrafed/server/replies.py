@@ -213,7 +213,7 @@ def read_reply(
         received: The tensors that the client received.
         num_examples: The client's number of examples. Other numbers are rejected, because they change its weight.
         max_norm: The largest joint L2 norm.
-        loss_names: Names of losses that the method declares beside ``loss``.
+        loss_names: Names of losses that the method declares in addition to ``loss``.
 
     Raises:
         ValueError: With the cause of rejection.

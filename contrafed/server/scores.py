@@ -39,7 +39,7 @@ def read_score(client: int, message: Message, population: Population, model_name
         client: Partition id of the client.
         message: The reply.
         population: What the server knows of the clients, such as the examples of their evaluation.
-        model_names: Names of models that the method declares beside the client's.
+        model_names: Names of models that the method declares in addition to the client's.
 
     Raises:
         ValueError: If a number is missing, not finite or impossible, or if a name is not declared.

@@ -69,8 +69,8 @@ class Client(NumPyClient):
     plain_sgd_reason: ClassVar[str] = ""  # why local training must be plain SGD, without momentum or Adam, or empty
     upload: ClassVar[Literal["model", "delta"]] = "model"  # upload the trained tensors, or their change
     own_model: ClassVar[bool] = False  # whether a client is evaluated by a personal model although all parts are shared
-    loss_names: ClassVar[tuple[str, ...]] = ()  # what ``loss`` returns beside "loss". A reply with other names is rejected
-    model_names: ClassVar[tuple[str, ...]] = ()  # what ``eval_models`` returns beside "model", likewise
+    loss_names: ClassVar[tuple[str, ...]] = ()  # ``loss`` returns these and "loss". A reply with other names is rejected
+    model_names: ClassVar[tuple[str, ...]] = ()  # ``eval_models`` returns these and "model", likewise
     mixed_on: ClassVar[tuple[str, ...]] = ("cuda",)  # devices on which local.mixed_precision has an effect
     # For the documentation. A method that uses another method's client states these in its FederatedStrategy.
     family: ClassVar[str] = ""  # family of methods, in the README's list

@@ -221,7 +221,7 @@ def _load_client_state(client: Any, memory: Tensors, received: Tensors) -> Tenso
 def _open_stack(
     client: Any, received: Sequence[Tensors], server_round: int, client_states: Sequence[Tensors]
 ) -> tuple[list[Tensors], ClientStack]:
-    """Return what each client remembers, or begins with, and the stack of what they received and remember.
+    """Return each client's state, a new one for its first round, and the stack of what they received and their states.
 
     What stays of a part that is shared, such as local buffers, is also in what they received: the model there is whole.
     """

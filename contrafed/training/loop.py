@@ -275,7 +275,7 @@ def is_pattern(part: str) -> bool:
 
 
 def parts_fault(parts: Any, known: Iterable[str]) -> str:
-    """Return what is wrong with ``parts``, as the end of a sentence; nothing for a tuple of ``known`` parts and patterns."""
+    """Return what is wrong with ``parts``, as the end of a sentence. A tuple of ``known`` parts and patterns has no fault."""
     if not isinstance(parts, tuple):
         return f" must be a tuple of parts of the model, such as ('encoder',), got {parts!r}"
     wrong = [part for part in parts if not (isinstance(part, str) and is_pattern(part)) and part not in known]
