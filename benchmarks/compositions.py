@@ -37,8 +37,13 @@ class Project:
 
 
 def adapt_project() -> Project:
-    """Return the interface of the imported checkout. Add a branch for each generation of the code."""
-    if importlib.util.find_spec("contrafed.config") is not None:
+    """Return the interface of the imported checkout. Add a branch for each generation of the code.
+
+    Its files are looked at, because an editable install finds the modules of another checkout that this one lacks.
+    """
+    import contrafed
+
+    if (Path(str(contrafed.__file__)).parent / "config").is_dir():
         from contrafed.config import checks, compose
         from contrafed.core import registry
 
