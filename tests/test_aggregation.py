@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import close, config_of, digits_run
+from helpers import close, config_of, digits_run, slow
 
 from contrafed.config.run_config import resolve
 from contrafed.core.client_run import choose
@@ -106,7 +106,7 @@ def test_a_trimmed_mean_that_trims_nothing_is_the_mean(name):
     close(plain[-1], trimmed[-1], 1e-9)
 
 
-@pytest.mark.parametrize("name", ["fedcrl", "mpfedcon", "fedproto"])
+@pytest.mark.parametrize("name", ["fedcrl", slow("mpfedcon"), slow("fedproto")])
 def test_a_clip_that_clips_nothing_is_the_mean_of_models_and_prototypes(name):
     plain, one = digits_run(name, 1, clients=3)
     clipped, other = digits_run(name, 1, clients=3, aggregation=make("norm_clip", bound=1e9))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers import Scalar, Schedule, config_of, run_strategy, same, scalar_workspace, strategy_settings, workspace_of
+from helpers import Scalar, Schedule, config_of, run_strategy, same, scalar_workspace, slow, strategy_settings, workspace_of
 from safetensors.torch import load_file
 from tiny import TINY_RUN
 from wire import SMALL_RUN, Wire, plain, rows_of, run_devices
@@ -97,7 +97,7 @@ def test_a_lost_reply_of_a_method_without_memory_is_an_absence_that_is_counted(t
     assert not any(rows_of(metrics, "replies_rejected").values())
 
 
-@pytest.mark.parametrize("name", ["pmfl", "scaffold", "fedppo", "fedcrl", "fedawe", "fedamp"])
+@pytest.mark.parametrize("name", ["pmfl", slow("scaffold"), slow("fedppo"), "fedcrl", slow("fedawe"), slow("fedamp")])
 def test_when_every_reply_is_lost_the_model_stays_and_the_run_goes_on(tmp_path, name):
     once = run_arrival(tmp_path / "a", f"strategy={name}", "participation=full", "participation.loss_rate=1.0")
     nobody = run_arrival(tmp_path / "b", f"strategy={name}", *there(tmp_path, "nobody", {(0, 9)}))

@@ -101,15 +101,15 @@ def test_a_table_by_client_goes_on_bit_for_bit(tmp_path, stop_patched_run, monke
     assert not equal(outcome(tmp_path / "plain"), outcome(tmp_path / "whole"))
 
 
-def test_it_goes_on_from_a_path_elsewhere_and_on_another_engine(tmp_path, stop_run, whole):
+@pytest.mark.parametrize("engine", ["engine=local", slow("engine=ray engine.workers=1")])
+def test_it_goes_on_from_a_path_elsewhere_and_on_another_engine(tmp_path, stop_run, whole, engine):
     folder = stop_run()
     before = outcome(folder)
     run_small(f"{tmp_path}/b", f"resume={folder}/checkpoints/000002", "checkpoint_every=2")
     assert equal(outcome(tmp_path / "b"), whole)
     assert equal(outcome(folder), before)
     shutil.rmtree(folder)  # the resumed folder does not need the first one
-    overrides = ("engine=ray", "engine.workers=1", f"resume={tmp_path}/b/checkpoints/000004", "checkpoint_every=1")
-    run_small(f"{tmp_path}/c", *overrides)
+    run_small(f"{tmp_path}/c", *engine.split(), f"resume={tmp_path}/b/checkpoints/000004", "checkpoint_every=1")
     assert equal(outcome(tmp_path / "c"), whole)
     run_small(f"{tmp_path}/d", f"resume={tmp_path}/c/checkpoints/000006")
     assert equal(outcome(tmp_path / "d"), whole)
@@ -291,11 +291,9 @@ def killed_until_done(folder, overrides, kills, rng):
     assert [left for session in sessions for left in left_of(session)] == []
 
 
-@pytest.mark.parametrize(
-    ("engine", "kills", "rounds"),
-    [("local", 1, 20), *(slow(engine, 20, 250) for engine in ("local", "ray"))],
-)
-def test_sigkill_at_random_moments(tmp_path, engine, kills, rounds):
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_sigkill_at_random_moments(tmp_path, engine, kills=20, rounds=250):
     overrides = [
         "strategy=pmfl", *SMALL_RUN, f"engine={engine}", f"num_rounds={rounds}", "partition.min_client_size=5", LOG_OVERRIDE,
     ]  # fmt: skip

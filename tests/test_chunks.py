@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import Schedule, config_of, run_strategy, workspace_of
+from helpers import Schedule, config_of, run_strategy, slow, workspace_of
 
 from contrafed.server import chunks
 from contrafed.server.replies import Reply
@@ -20,9 +20,9 @@ def run_chunked(monkeypatch, size, name="fedavg", **changes):
     ("name", "changes"),
     [
         ("fedavg", {}),
-        ("fedavg", {"weights": "uniform"}),
-        ("fedavg", {"weights": "all_clients"}),
-        ("fedavgm", {}),
+        slow("fedavg", {"weights": "uniform"}),
+        slow("fedavg", {"weights": "all_clients"}),
+        slow("fedavgm", {}),
         ("fedhyper", {}),
     ],
 )

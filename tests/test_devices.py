@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("quick_devices")
 CURRENT_MOMENT = Moment(str(RUN), 2)
 
 
-@pytest.mark.parametrize("name", [slow("pmfl"), "fedcrl", "moon", slow("fedper")])
+@pytest.mark.parametrize("name", [slow("pmfl"), "fedcrl", slow("moon"), slow("fedper")])
 def test_a_client_that_is_another_process_at_every_message_equals_local(tmp_path, name):
     """Nothing in Context.state persists here, so the client state is that of the state-dir."""
     wire = Wire(*plain(**{"state-dir": f"{tmp_path}/state{{k}}"}))

@@ -67,6 +67,7 @@ def whole(tmp_path_factory):
     return outcome(folder)
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_ends_a_run_in_one_line_and_it_goes_on_where_there_is_room(tmp_path, whole):
     with small_disk(tmp_path / "disk", 400) as disk:
         found = command("checkpoint_every=1", "checkpoint_keep=50", "num_rounds=7", f"output_dir={disk}/run")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import checked_jobs
+from helpers import checked_jobs, slow
 from omegaconf import OmegaConf
 from reported import method, write_run
 
@@ -35,7 +35,7 @@ import results as made_of  # noqa: E402
 
 # A command of Contrafed without a shell's signs.
 OURS = re.compile(r"^(?:python main\.py|contrafed)\b(?P<arguments>[^|<>;&$]*)$")
-FAST_PAGES = ("docs/own-method.md", "docs/own-parts.md")
+FAST_PAGES = ("docs/own-parts.md",)
 ALL_BLOCKS = [(page, list(blocks.blocks_of(page))) for page in blocks.pages()]
 RUN_BLOCKS = {str(page.relative_to(ROOT)): found for page, found in ALL_BLOCKS if any(not b.needs for b in found)}
 # What a page's commands leave in the reader's last folder: a picture, and what its last command compares, of rounds 0 to 3.
@@ -169,7 +169,11 @@ def test_the_experiments_page_counts_every_grids_jobs():
     assert counted.keys() == grids
 
 
-@pytest.mark.parametrize("block", READ_BLOCKS, ids=[block.name for block in READ_BLOCKS])
+# A page of results has its commands from docs/generate.
+READ_CASES = [pytest.param(b, id=b.name, marks=pytest.mark.slow if b.name.startswith("docs/results/") else ()) for b in READ_BLOCKS]
+
+
+@pytest.mark.parametrize("block", READ_CASES)
 def test_what_is_not_run_is_composed_and_parsed(block):
     parse_block(block)
 
@@ -215,9 +219,10 @@ def test_every_name_of_the_reference_exists():
         assert pydoc.locate(name) is not None, name
 
 
-def test_every_method_has_a_page_with_loss_paper_symbols_and_interpretations():
+@pytest.mark.parametrize("names", [("pmfl", "fedproto", "local"), slow(tuple(catalogue.names()))], ids=["some", "all"])
+def test_every_method_has_a_page_with_loss_paper_symbols_and_interpretations(names):
     index = catalogue.index()
-    for name in catalogue.names():
+    for name in names:
         text, m = catalogue.page(name), catalogue.method(name)
         assert f"({name}.md)" in index
         assert ("No paper." if m.paper is None else m.paper.title) in text

@@ -4,7 +4,7 @@
 
 import pytest
 import torch
-from helpers import config_of, read_rows, workspace_of
+from helpers import config_of, read_rows, slow, workspace_of
 
 from contrafed import compose, run
 
@@ -50,7 +50,7 @@ def test_what_is_evaluated_after_local_work_leaves_no_trace(name):
         assert any(torch.equal(value, (own | again.client_state)[key]) for key in kept_as)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "moon", "fedproc"])
+@pytest.mark.parametrize("name", [slow("fedavg"), slow("moon"), "fedproc"])
 def test_a_lone_clients_is_the_global_model_of_the_next_round(name, tmp_path):
     """Its batches, its learning rate, and the server's broadcast are those of the next round."""
     one = (

@@ -233,7 +233,7 @@ def same_outcome(a, b):
         identical(a[1][client], b[1][client])
 
 
-@SLOW_FOR_OTHERS
+@slow_but_for(("pmfl", "fedcrl", "scaffold", "fedala"))
 def test_a_run_goes_on_from_its_middle_bit_for_bit(config, tmp_path):
     config = config | {"checkpoint_every": 2}
     run(config | {"output_dir": f"{tmp_path}/whole"})

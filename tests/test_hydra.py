@@ -132,18 +132,18 @@ def test_hydras_folders(call_command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert call_command(*QUICK_RUN, "hydra.run.dir=here").returncode == 0
     assert yaml.safe_load((tmp_path / "here" / "config.yaml").read_text())["output_dir"] == "here"
-    assert call_command("-m", *QUICK_RUN, "seed=0,1", "hydra.sweep.dir=there").returncode == 0
-    assert (tmp_path / "there" / "1" / "summary.json").is_file()
+    assert call_command("-m", *QUICK_RUN, "seed=0", "hydra.sweep.dir=there").returncode == 0
+    assert (tmp_path / "there" / "0" / "summary.json").is_file()
     assert {path.name for path in tmp_path.iterdir()} == {"here", "there"}
 
 
 def test_hydras_ways_to_list_values(call_command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert call_command("-m", *QUICK_RUN, "num_rounds=1", "seed=range(0,3)", "output_dir=seeds").returncode == 0
-    assert len(list((tmp_path / "seeds").glob("*/summary.json"))) == 3
-    assert call_command("-m", *QUICK_RUN, "num_rounds=1", "strategy=glob(fedavg*)", "output_dir=methods").returncode == 0
+    assert call_command("-m", *QUICK_RUN, "num_rounds=1", "seed=range(0,2)", "output_dir=seeds").returncode == 0
+    assert len(list((tmp_path / "seeds").glob("*/summary.json"))) == 2
+    assert call_command("-m", *QUICK_RUN, "num_rounds=1", "strategy=glob(fedb*)", "output_dir=methods").returncode == 0
     ran = {yaml.safe_load(path.read_text())["strategy"]["name"] for path in (tmp_path / "methods").glob("*/config.yaml")}
-    assert ran == {"fedavg", "fedavg_fitnet", "fedavg_ft", "fedavgm"}
+    assert ran == {"fedbabu", "fedbn"}
 
 
 def test_a_shard_is_no_part_of_a_job(call_command, tmp_path, monkeypatch):

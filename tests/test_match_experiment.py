@@ -1,6 +1,7 @@
 """Runs in the place of another experiment's cells (``report.py --as``)."""
 
 import pandas as pd
+import pytest
 import yaml
 from reported import write_run
 from test_external_package import write
@@ -33,6 +34,7 @@ def test_a_run_of_one_table_is_a_cell_of_another(tmp_path, capsys):
     ]
 
 
+@pytest.mark.slow
 def test_seeds_and_where_it_ran_make_no_other_cell_and_all_else_does(tmp_path, expect_error):
     same = run_of(tmp_path / "same", *PMFL, "seed=3", "engine=ray", "checkpoint_every=7")
     alpha = run_of(tmp_path / "alpha", *PMFL, "partition.alpha=0.5")

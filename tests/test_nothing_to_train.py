@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from helpers import config_of, workspace_of
+from helpers import config_of, slow, workspace_of
 
 from contrafed import compose, run
 from contrafed.training.batches import Batches
@@ -19,7 +19,7 @@ NO_STEP = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("method", NO_STEP)
+@pytest.mark.parametrize("method", [name if name in ("fedbabu", "mpfedcon") else slow(name) for name in NO_STEP])
 def test_a_phase_without_a_step_may_have_augmentation(tmp_path, method):
     how = (f"strategy={method}", NO_STEP[method], "strategy.local.augment=[crop,flip]", "dataset.merge_splits=true", *SMALL_RUN)
     summary = run(compose(*how, f"output_dir={tmp_path}"))
@@ -37,7 +37,7 @@ def test_a_pass_over_no_example_sums_to_zero_alone_as_in_a_stack():
     assert [one.counts.sum().item() for one in passes] == [0, len(some)]
 
 
-@pytest.mark.parametrize("method", ["fedcrl", "fedproto", "mpfedcon", "fedppo"])
+@pytest.mark.parametrize("method", [slow("fedcrl"), slow("fedproto"), "mpfedcon", slow("fedppo")])
 def test_a_client_that_only_tests_is_evaluated_after_its_local_work_alone_as_in_a_stack(tmp_path, method):
     lists = np.arange(400).reshape(4, 100)
     train, test = [part[:80].tolist() for part in lists], [part[80:].tolist() for part in lists]

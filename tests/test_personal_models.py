@@ -28,7 +28,7 @@ def finish_run(tmp_path_factory):
     return make_run
 
 
-@pytest.mark.parametrize("name", ["mpfedcon", "fedrep"])
+@pytest.mark.parametrize("name", ["mpfedcon", slow("fedrep")])
 def test_the_last_evaluation_refits_every_head_and_reports_it_by_itself(tmp_path, finish_run, name):
     """A client that never participated has a trained head only there, which no other number includes."""
     folder, refitted = finish_run(name)

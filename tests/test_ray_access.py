@@ -95,6 +95,7 @@ def test_ray_listens_on_loopback_and_its_folder_is_private(own_ray):
     assert not private.exists()
 
 
+@pytest.mark.slow
 def test_ray_without_a_token_is_not_started():
     program = (
         "import ray\n"

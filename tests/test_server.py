@@ -159,7 +159,7 @@ def moon_on_digits(weights):
     return digits_run("moon", 2, clients=5, weights=weights)[0][-1]
 
 
-@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@pytest.mark.parametrize("weights", [slow("uniform"), "samples"])
 @pytest.mark.parametrize(
     ("rule", "neutral"),
     [

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from helpers import check_overrides, config_of
+from helpers import check_overrides, config_of, slow
 from omegaconf import OmegaConf
 
 from contrafed.command import INTERRUPTED_STATUS
@@ -73,11 +73,11 @@ def test_a_data_set_that_cannot_be_loaded_is_told_once_before_the_first_job(call
     assert list(Path("out").iterdir()) == []
 
 
-@pytest.mark.parametrize("asked", [(), ("checkpoint_every=2",)])
+@pytest.mark.parametrize("asked", ["", slow("checkpoint_every=2")])
 def test_a_stopped_job_goes_on_from_its_checkpoint_to_the_same_bytes(call_command, monkeypatch, asked):
     """A job without a request for checkpoints keeps them until it is finished."""
     monkeypatch.setattr(contrafed_sweeper, "MIN_CHECKPOINT_ROUNDS", 2)
-    whole = ("seed=0", "num_rounds=6", *asked)
+    whole = ("seed=0", "num_rounds=6", *asked.split())
     assert call_command(*DIGITS_SWEEP, *whole, "output_dir=whole").status == 0
     from contrafed.runs.output import RunRecorder
 
@@ -322,13 +322,13 @@ def test_parts_of_a_sweep_leave_a_table_of_all_that_is_finished(call_command):
     plain = ("-m", *QUICK_RUN, "strategy=fedavg", "output_dir=plain")
     for line, home in ((DIGITS_SWEEP, "outputs/digits"), (plain, "plain")):
         for shard in ("shard=1/2", "shard=2/2"):
-            done = call_command(*line, "seed=0,1,2", shard)
+            done = call_command(*line, "seed=0,1", shard)
         assert done.status == 0
-        assert f"of 3 runs are in {home}" in done.out
+        assert f"of 2 runs are in {home}" in done.out
         assert call_command(*QUICK_RUN, "strategy=moon", f"output_dir={home}/moon").status == 0
-    assert "of 3 runs" in call_command(*DIGITS_SWEEP, "seed=0,1,2", "shard=1/2").out
+    assert "of 2 runs" in call_command(*DIGITS_SWEEP, "seed=0,1", "shard=1/2").out
     (row,) = Path("outputs/digits/sweep.csv").read_text().splitlines()[1:]
-    assert row.startswith("fedavg,3,")
+    assert row.startswith("fedavg,2,")
 
 
 def test_a_damaged_run_is_nobodys(tmp_path):

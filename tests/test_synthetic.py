@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers import config_of
+from helpers import config_of, slow
 
 from contrafed.core.client_run import client_run_of
 from contrafed.data.images import check, load_images
@@ -21,7 +21,7 @@ def npz(path, shape, classes, each=4):
     return path
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", [slow(name) if name == "tiny_imagenet" else name for name in SHAPES])
 def test_drawn_images_have_the_data_sets_shape_and_classes(name, tmp_path):
     data = load_images(
         chosen(f"dataset={name}", "dataset.path=generated", f"dataset.root={tmp_path}", "dataset.download=false")

@@ -44,7 +44,7 @@ def test_fedavg_stands_beside_a_method_with_keys_of_its_own(tmp_path):
     write_run(tmp_path / "moon", strategy=strategy, evaluate="after_training")
     write_run(tmp_path / "fedavg", evaluate_after="download")
     write_run(tmp_path / "elsewhere", evaluate_after="download", participation__name="cyclic")
-    own, compared = results.beside_fedavg("moon", find([tmp_path]))
+    own, compared = results.beside_fedavg("moon", group_runs(find([tmp_path])))
     assert [group.method for group in own] == ["moon"]
     assert [(group.method, dict(group.setting)["participation.name"]) for group in compared] == [
         ("fedavg", "full"),

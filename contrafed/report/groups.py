@@ -21,22 +21,23 @@ def settings(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
     A run may be older than a key. If another run of the same choice has the key, the older run gets today's default.
     """
     tables = [flat(run.config) for run in runs]
+    methods = [run.method for run in runs]
     having: dict[tuple[str, str, str], None] = {}
-    for run, table in zip(runs, tables, strict=True):
-        having |= dict.fromkeys((*_choice(run, table, key), key) for key in table)
+    for method, table in zip(methods, tables, strict=True):
+        having |= dict.fromkeys((*_choice(method, table, key), key) for key in table)
     for group, choice, key in having:
-        for run, table in zip(runs, tables, strict=True):
-            if key not in table and _choice(run, table, key) == (group, choice) and key in (now := _today(group, choice)):
+        for method, table in zip(methods, tables, strict=True):
+            if key not in table and _choice(method, table, key) == (group, choice) and key in (now := _today(group, choice)):
                 table[key] = now[key]
     return tables
 
 
-def _choice(run: FinishedRun, table: dict[str, Any], key: str) -> tuple[str, str]:
-    """Return a key's group and the run's choice in it, both empty for a key that every choice has."""
+def _choice(method: str, table: dict[str, Any], key: str) -> tuple[str, str]:
+    """Return a key's group and a run's choice in it, both empty for a key that every choice has."""
     group, dot, rest = key.partition(".")
     if not dot or rest == "name":
         return "", ""
-    return group, run.method if group == "strategy" else str(table.get(f"{group}.name", ""))
+    return group, method if group == "strategy" else str(table.get(f"{group}.name", ""))
 
 
 @lru_cache
@@ -61,12 +62,13 @@ def find_varied_keys(runs: Sequence[FinishedRun], tables: Sequence[dict[str, Any
     """
     tables = settings(runs) if tables is None else tables
     keys = dict.fromkeys(key for table in tables for key in table if key not in ("strategy.name", "strategy.server"))
+    methods = [run.method for run in runs]
     found = []
     for key in keys:
         values: dict[tuple[str, str], set[str]] = {}
-        for run, table in zip(runs, tables, strict=True):
+        for method, table in zip(methods, tables, strict=True):
             if key in table:
-                of_choice = values.setdefault(_choice(run, table, key), set())
+                of_choice = values.setdefault(_choice(method, table, key), set())
                 of_choice.add(json.dumps(table[key], default=str, sort_keys=True))
         if any(len(several) > 1 for several in values.values()):
             found.append(key)

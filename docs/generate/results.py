@@ -35,17 +35,28 @@ def load_stored_runs(home: Path = ROOT) -> dict[str, tuple[str, list[FinishedRun
     return found
 
 
+@cache
+def load_stored_groups(home: Path = ROOT) -> dict[str, list[Group]]:
+    """Return {name: the groups of its runs that differ only in seeds} of the files in ``home/results``."""
+    return {stem: group_runs(runs) for stem, (_, runs) in load_stored_runs(home).items()}
+
+
+@cache
+def compare_stored(home: Path = ROOT) -> dict[str, list[published.Comparison]]:
+    """Return {name: its comparisons with the papers' tables} of the files in ``home/results``."""
+    return {stem: list(published.compare(runs)) for stem, (_, runs) in load_stored_runs(home).items()}
+
+
 def is_of(method: str, name: str) -> bool:
     """Whether a table's method, say ``pmfl/no_mct`` or ``fedrcl+fedadam``, is the method ``name`` or one of its variants."""
     return method.split("/")[0].split("+")[0] == name
 
 
-def beside_fedavg(name: str, runs: list[FinishedRun]) -> tuple[list[Group], list[Group]]:
-    """Return a method's groups of runs that differ only in seeds, and these with FedAvg's groups of equal settings.
+def beside_fedavg(name: str, every: list[Group]) -> tuple[list[Group], list[Group]]:
+    """Return a method's groups of these, and these with FedAvg's groups of equal settings.
 
     FedAvg's groups determine which settings are compared.
     """
-    every = group_runs(runs)
     place = tables.place_beside([group for group in every if group.method == "fedavg"])
     own = [group for group in every if is_of(group.method, name)]
     places = [place(group) for group in own]
@@ -55,15 +66,15 @@ def beside_fedavg(name: str, runs: list[FinishedRun]) -> tuple[list[Group], list
 def section(name: str, home: Path = ROOT) -> list[str]:
     """Return the section of a method's page: our values, the papers' values, and the curve. It is empty without values."""
     lines = []
-    for stem, (title, runs) in load_stored_runs(home).items():
-        own, compared = beside_fedavg(name, runs)
+    for stem, (title, _) in load_stored_runs(home).items():
+        own, compared = beside_fedavg(name, load_stored_groups(home)[stem])
         if not own:
             continue
         said, points = accuracy_of([run for group in compared for run in group.runs])
         kept = f"results/{stem}.md"
         page = [f"[Settings and remarks](../{kept})", ""] if (home / "docs" / kept).exists() else []
         lines += [f"### {title}", "", *page]
-        cells = beside_the_papers(name, runs)
+        cells = beside_the_papers(name, compare_stored(home)[stem])
         # A run has one number: the paper's measure if the paper has its cell, else its last accuracy.
         others = [group for group in own if not (cells and group.runs[0].published_values)]
         if others:
@@ -79,10 +90,10 @@ def section(name: str, home: Path = ROOT) -> list[str]:
     return ["## Results", "", where, "", *lines]
 
 
-def beside_the_papers(name: str, runs: list[FinishedRun]) -> list[str]:
-    """Return a table of the papers' cells that these runs fill for a method."""
+def beside_the_papers(name: str, comparisons: list[published.Comparison]) -> list[str]:
+    """Return a table of the papers' cells that runs fill for a method."""
     rows = []
-    for comparison in published.compare(runs):
+    for comparison in comparisons:
         for cell in comparison.both.to_dict("records"):
             if is_of(str(cell["method"]), name):
                 method, metric = name_method(str(cell["method"])), cell["metric"].replace("_", " ")
@@ -96,8 +107,8 @@ def beside_the_papers(name: str, runs: list[FinishedRun]) -> list[str]:
 
 def pictures(name: str, home: Path = ROOT) -> Iterator[tuple[str, bytes]]:
     """Yield (file, PNG) of a method's curves, with FedAvg's if they have the same setting."""
-    for stem, (title, runs) in load_stored_runs(home).items():
-        own, shown = beside_fedavg(name, runs)
+    for stem, (title, _) in load_stored_runs(home).items():
+        own, shown = beside_fedavg(name, load_stored_groups(home)[stem])
         if not own:
             continue
         said, points = accuracy_of([run for group in shown for run in group.runs])

@@ -71,7 +71,7 @@ GOLDEN_RUNS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("stack_size", [1, 3])
+@pytest.mark.parametrize("stack_size", [slow(1), 3])
 @pytest.mark.parametrize(("name", "changes", "full", "pattern"), GOLDEN_RUNS)
 def test_golden_values(name, changes, full, pattern, stack_size):
     """f_k = (w - a_k)^2 / 2, and two local steps of 0.1."""

@@ -16,6 +16,7 @@ from helpers import (
     run_scalar,
     run_strategy,
     scalar_workspace,
+    slow,
     strategy_settings,
     workspace_of,
 )
@@ -24,6 +25,7 @@ from step import loss_of
 from contrafed.training.client_stack import each_image
 from contrafed.training.losses import unit
 
+STEPS, EPOCHS = {"iterations": 7}, {"iterations": None, "epochs": 2, "batch_size": 12}
 PLAIN_SETTINGS = {"contrast_weight": 0.0}
 
 
@@ -128,9 +130,8 @@ def test_buffer_holds_the_last_iterates_across_rounds(start):
     assert held == {tuple(i.tolist()) for i in iterates[1:]}
 
 
-@pytest.mark.parametrize("stack_size", [1, 2])
 @pytest.mark.parametrize(
-    "local", [{"iterations": 7}, {"iterations": None, "epochs": 2, "batch_size": 12}], ids=["steps", "epochs"]
+    ("local", "stack_size"), [(STEPS, 2), (EPOCHS, 1), slow(STEPS, 1), slow(EPOCHS, 2)], ids=["steps2", "epochs1", "steps1", "epochs2"]
 )
 @pytest.mark.parametrize(
     ("scope", "size", "start", "threshold"),
