@@ -218,17 +218,10 @@ def run_strategy(
     try:
         grid = grid or LocalGrid(settings["num_clients"], stack_size)
         strategy = (rule or strategy_class_of(server))(
-            server.config,
-            client_class=workspace.client_class,
-            client_config=workspace.config,
-            model=workspace.model,
-            population=Population(workspace.federation.partition.sizes, grid.node_ids),
-            participation=participation,
-            settings=identity,
-            num_rounds=num_rounds,
-            seed=settings["seed"],
-            aggregation=aggregation,
-        )
+            server.config, client_class=workspace.client_class, client_config=workspace.config, model=workspace.model,
+            population=Population(workspace.federation.partition.sizes, grid.node_ids), participation=participation,
+            settings=identity, num_rounds=num_rounds, seed=settings["seed"], aggregation=aggregation,
+        )  # fmt: skip
         models = []
 
         def on_round(done, arrays):
@@ -238,14 +231,10 @@ def run_strategy(
                 after_round(done)
 
         strategy.start(
-            wrap(grid) if wrap else grid,
-            codec.to_record(workspace.initial),
-            num_rounds=num_rounds,
-            timeout=None,
+            wrap(grid) if wrap else grid, codec.to_record(workspace.initial), num_rounds=num_rounds, timeout=None,
             evaluate_config=ConfigRecord({"clients": list(evaluated)}),
-            evaluate_fn=lambda server_round, arrays: MetricRecord() if evaluated else None,
-            on_round=on_round,
-        )
+            evaluate_fn=lambda server_round, arrays: MetricRecord() if evaluated else None, on_round=on_round,
+        )  # fmt: skip
         return models, strategy
     finally:
         uninstall()

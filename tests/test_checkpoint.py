@@ -293,7 +293,8 @@ def killed_until_done(folder, overrides, kills, rng):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["local", "ray"])
-def test_sigkill_at_random_moments(tmp_path, engine, kills=20, rounds=250):
+def test_sigkill_at_random_moments(tmp_path, engine):
+    kills, rounds = 20, 250
     overrides = [
         "strategy=pmfl", *SMALL_RUN, f"engine={engine}", f"num_rounds={rounds}", "partition.min_client_size=5", LOG_OVERRIDE,
     ]  # fmt: skip
