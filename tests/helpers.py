@@ -194,20 +194,9 @@ def run_scalar(name, rounds, *, start=2.0, targets=(0, 6, 3), stack_size=1, **ch
 
 
 def run_strategy(
-    workspace,
-    settings,
-    participation,
-    num_rounds,
-    *,
-    stack_size=1,
-    grid=None,
-    wrap=None,
-    may_fail=False,
-    rule=None,
-    evaluated=(),
-    after_round=None,
-    aggregation=None,
-):
+    workspace, settings, participation, num_rounds, *, stack_size=1, grid=None, wrap=None, may_fail=False, rule=None,
+    evaluated=(), after_round=None, aggregation=None,
+):  # fmt: skip
     """Run a method's client and strategy on a grid, and return the global model before and after each round, and the strategy.
 
     ``rule``: another class for the strategy. ``evaluated``: the clients that are evaluated every round. ``after_round`` is
@@ -241,22 +230,9 @@ def run_strategy(
 
 
 def digits_run(
-    name,
-    num_rounds=3,
-    *,
-    clients=8,
-    stack_size=1,
-    dtype=torch.float64,
-    schedule=None,
-    model="mlp",
-    may_fail=False,
-    client_class=None,
-    rule=None,
-    grid=None,
-    wrap=None,
-    aggregation=None,
-    **changes,
-):
+    name, num_rounds=3, *, clients=8, stack_size=1, dtype=torch.float64, schedule=None, model="mlp", may_fail=False,
+    client_class=None, rule=None, grid=None, wrap=None, aggregation=None, **changes,
+):  # fmt: skip
     """Run a method on digits with unequal clients. Without a ``schedule`` every client participates in every round."""
     config = config_of(f"strategy={name}", f"num_clients={clients}", f"model={model}", "partition.min_client_size=5")
     if model == "mlp":

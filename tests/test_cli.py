@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import METHODS, checked_jobs, config_of, read_rows
+from helpers import METHODS, config_of, read_rows
 
 from contrafed.config.command_line import help_text
-from contrafed.config.compose import expand_jobs
 from contrafed.config.run_config import GROUPS, Top, server_of
 from contrafed.core import registry
 from contrafed.core.client_run import PACKAGES
@@ -107,15 +106,6 @@ def test_a_job_is_shown_wherever_the_flag_stands(call_command):
     for arguments in (["--cfg", "job", *wanted], [wanted[0], "--cfg=job", wanted[1]], [wanted[0], "-c", "job", wanted[1]]):
         assert call_command(*arguments).stdout == last.stdout
     assert call_command(*wanted, "scale=null", "--cfg", "job").stdout == last.stdout
-
-
-def test_sweeps_expand_to_every_combination(expect_error):
-    got = [job.overrides for job in expand_jobs(["strategy=fedavg,moon", "seed=range(0,3)", "num_clients=5"])]
-    assert len(got) == 6
-    assert got[0] == ["strategy=fedavg", "seed=0", "num_clients=5"]
-    assert got[-1] == ["strategy=moon", "seed=2", "num_clients=5"]
-    with expect_error():
-        checked_jobs("strategy=pmfl,pfml")
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -258,18 +248,6 @@ def test_a_run_leaves_one_folder(tmp_path, call_command, monkeypatch):
     assert call_command(*QUICK_RUN, "engine=local").returncode == 0
     (folder,) = tmp_path.glob("outputs/*/*")
     assert (folder / "summary.json").exists()
-
-
-def test_a_failed_job_does_not_end_a_sweep(tmp_path, call_command):
-    """The middle job needs more classes than the data have, which is only known after loading."""
-    done = call_command(
-        "-m", *QUICK_RUN, "partition=pathological", "partition.classes_per_client=3,20,4", f"output_dir={tmp_path / 'sweep'}"
-    )
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[0] == "error: partition.classes_per_client=20 is more than the 10 classes of the data set"
-    assert "1 job(s) failed" in done.stderr
-    finished = sorted(path.parent.name for path in (tmp_path / "sweep").glob("*/summary.json"))
-    assert finished == ["0", "2"]
 
 
 def processes_with(mark):

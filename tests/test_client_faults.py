@@ -4,8 +4,7 @@ Other invalid replies are in test_grid.py and test_devices.py. Two exact steps o
 """
 
 import pytest
-import torch
-from flwr.app import ArrayRecord, Error, Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from helpers import Scalar, Schedule, config_of, run_strategy, scalar_workspace, strategy_settings
 
 from contrafed.core import codec
@@ -43,33 +42,8 @@ def with_tensors(reply, tensors):
     return Message(content=content, metadata=reply.metadata)
 
 
-def infinite(reply):
-    return with_tensors(reply, {"model/classifier.w": torch.tensor([float("inf")], dtype=torch.float64)})
-
-
-def empty_record(reply):
-    return Message(content=RecordDict({**reply.content, codec.ARRAYS: ArrayRecord()}), metadata=reply.metadata)
-
-
-def empty(reply):
-    return Message(content=RecordDict(), metadata=reply.metadata)
-
-
 def refuse_reply(reply):
     return Message(error=Error(0, "no"), metadata=reply.metadata)
-
-
-@pytest.mark.parametrize(
-    ("what", "cause"),
-    [(infinite, "not finite"), (empty_record, "wrong tensor names"), (empty, "malformed content"), (refuse_reply, "failed")],
-)
-def test_what_is_no_reply_costs_only_itself(what, cause):
-    def change(server_round, replies):
-        return [replies[0], what(replies[1]), replies[2]] if server_round == 2 else replies
-
-    found, rejected, _ = rounds_of([ALL_CLIENTS] * 3, change)
-    assert found == rounds_of([ALL_CLIENTS, [0, 2], ALL_CLIENTS])[0]
-    assert rejected == [{}, {cause: 1}, {}]
 
 
 def test_a_doubled_reply_counts_once():

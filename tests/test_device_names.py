@@ -42,14 +42,6 @@ def test_a_client_that_is_refused_is_named(tmp_path, client, who):
     assert str(refused.value).startswith(who)
 
 
-def test_two_clients_of_one_partition_are_named(tmp_path):
-    configs = plain()
-    configs[1] = {"partition-id": 0}
-    with pytest.raises(UserError) as refused:
-        run_devices(tmp_path / "run", Named(*configs), "strategy=fedavg")
-    assert {"attic", "kitchen"} <= set(re.findall(r"\w+", str(refused.value)))
-
-
 def test_a_devices_log_has_a_line_per_round(tmp_path, monkeypatch):
     lines = []
     monkeypatch.setattr(logging.getLogger("flwr"), "info", lambda text, *values: lines.append(text % values))

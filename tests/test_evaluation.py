@@ -148,23 +148,31 @@ def test_clients_that_are_out_of_time_are_not_scored(monkeypatch, ask):
     assert [reply.metadata.src_node_id - FIRST_NODE_ID for reply in found] == [0, 1, 2]
 
 
-def test_a_stack_that_fails_is_halved_until_the_faulty_client_is_alone(ask):
+@pytest.mark.parametrize(
+    ("fails", "error", "tried"),
+    [(lambda clients: 2 in clients, RuntimeError("broken sensor"), [[0, 1, 2, 3], [0, 1], [2, 3], [2], [3]]),
+     (lambda clients: len(clients) > 1, torch.OutOfMemoryError("CUDA out of memory"),
+      [[0, 1, 2, 3], [0, 1], [0], [1], [2], [3]])], ids=["faulty", "large"],
+)  # fmt: skip
+def test_a_stack_that_fails_is_halved_until_the_faulty_client_is_alone_or_it_fits(ask, fails, error, tried):
+    """A stack that does not fit is halved for all that come."""
     workspace, received, _ = train_workspace("fedavg")
-    tried = []
+    seen = []
 
     class Broken(workspace.client_class):
         def eval_models(self, stack):
-            tried.append(stack.clients)
-            if 2 in stack.clients:
-                raise RuntimeError("broken sensor")
+            seen.append(stack.clients)
+            if fails(stack.clients):
+                raise error
             return super().eval_models(stack)
 
     workspace.client_class = Broken
     found = ask(workspace, received, 4)
-    assert tried == [[0, 1, 2, 3], [0, 1], [2, 3], [2], [3]]
-    assert [reply.has_error() for reply in found] == [False, False, True, False]
-    said = r"client 2, round 3, evaluation, step 0: RuntimeError: broken sensor \(tests/test_evaluation\.py, line \d+\)"
-    assert re.fullmatch(said, found[2].error.reason)
+    assert seen == tried
+    assert [reply.has_error() for reply in found] == [fails([client]) for client in range(4)]
+    if fails([2]):
+        said = r"client 2, round 3, evaluation, step 0: RuntimeError: broken sensor \(tests/test_evaluation\.py, line \d+\)"
+        assert re.fullmatch(said, found[2].error.reason)
 
 
 def test_a_stack_that_no_client_fails_in_alone_is_told_of_once(ask):
@@ -194,23 +202,6 @@ def test_what_a_client_says_is_cut_and_no_terminal_obeys_it():
     heard.hear(3, SimpleNamespace(content=content), set(), evaluating=False)
     shown = " [2J" + "x" * (codec.MAX_NOTE_CHARACTERS - 4)
     assert heard.notes == [f"client 3 begins with an empty client state: {shown}", shown]
-
-
-def test_a_stack_that_does_not_fit_is_halved_for_all_that_come(ask):
-    workspace, received, _ = train_workspace("fedavg")
-    tried = []
-
-    class Big(workspace.client_class):
-        def eval_models(self, stack):
-            tried.append(stack.clients)
-            if len(stack) > 1:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return super().eval_models(stack)
-
-    workspace.client_class = Big
-    found = ask(workspace, received, 4)
-    assert tried == [[0, 1, 2, 3], [0, 1], [0], [1], [2], [3]]
-    assert not any(reply.has_error() for reply in found)
 
 
 def test_a_lost_memory_is_told_once_however_often_its_client_is_evaluated_before_it_trains():

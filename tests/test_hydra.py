@@ -139,17 +139,6 @@ def test_hydras_ways_to_list_values(call_command, tmp_path, monkeypatch):
     assert ran == {"fedbabu", "fedbn"}
 
 
-def test_a_shard_is_no_part_of_a_job(call_command, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    sweep = ("-m", "experiment=digits", *QUICK_RUN, "participation=uniform", "strategy=fedavg", "seed=0,1,2")
-    assert call_command(*sweep, "shard=2/3").returncode == 0
-    folder = tmp_path / "outputs" / "digits" / "fedavg-uniform-seed=1"
-    assert [path.parent for path in folder.parent.glob("*/summary.json")] == [folder]
-    assert "shard" not in (folder / "config.yaml").read_text()
-    done = call_command(*sweep)
-    assert "3 jobs, 1 of them finished already: 2 to run" in done.stdout
-
-
 def test_a_mistake_in_hydras_own_keys_is_one_line(call_command):
     for arguments in (("hydra/launcher=slurmy",), ("-m", "hydra/sweeper=optunna", "seed=0,1"), ("hydra.swep.dir=x",)):
         done = call_command(*arguments)

@@ -269,7 +269,7 @@ def test_shared_parts_that_is_no_class_method_is_refused_in_one_line(monkeypatch
 
 @pytest.mark.parametrize(
     "messages",
-    [lambda down, up: (down, up | {"x": [10]}), lambda down, up: (down, up | {"x": 10}), 
+    [lambda down, up: (down, up | {"x": [10]}), lambda down, up: (down, up | {"x": 10}),
      lambda down, up: (down, up | {"x": (1.5,)}), lambda down, up: down | up, lambda down, up: ({}, up)],
 )  # fmt: skip
 def test_what_a_client_declares_are_two_tables_of_shapes(monkeypatch, refused_method, messages):

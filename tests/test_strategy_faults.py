@@ -156,8 +156,8 @@ def test_a_run_that_its_rule_ends_is_one_line_and_keeps_its_checkpoints(tmp_path
 
 @pytest.mark.parametrize(
     "eval_model",
-    [lambda self, model: None, lambda self, model: {n: v for n, v in model.items() if n != NAME}, lambda self,
-     model: model | {"head": torch.ones(1)}],
+    [lambda self, model: None, lambda self, model: {n: v for n, v in model.items() if n != NAME},
+     lambda self, model: model | {"head": torch.ones(1)}],
 )  # fmt: skip
 def test_the_model_that_a_rule_has_scored_is_whole(monkeypatch, expect_error, eval_model):
     monkeypatch.setattr(FedAvg, "eval_model", eval_model)

@@ -258,6 +258,7 @@ def test_two_processes_do_not_run_one_job(call_command):
     os.close(elsewhere)
     assert call_command(*DIGITS_SWEEP, "seed=0,1", "shard=1/2").status == 0
     assert list_finished("outputs/digits") == ["fedavg-uniform-seed=0", "fedavg-uniform-seed=1"]
+    assert "shard" not in (home / "config.yaml").read_text()
     empty = call_command(*DIGITS_SWEEP, "seed=0", "shard=2/2")
     assert (empty.status, empty.err) == (2, "error: shard=2/2: the sweep has only 1 jobs\n")
 

@@ -1,8 +1,7 @@
-"""Ditto: the golden problem, a step by hand, FedAvg's W bit for bit, and Local without the pull."""
+"""Ditto: the golden problem, and Local without the pull."""
 
 import pytest
-from helpers import same, slow
-from left import FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_client, scalar_left
+from left import FULL_COHORTS, PATTERN, digits_left, scalar_left
 from recording import settings_of, write_problem
 from test_every import outcome, same_outcome
 
@@ -26,19 +25,6 @@ def test_golden_values(pull, rounds, last, own, stack_size):
     assert [run.evaluate_client(client) for client in range(3)] == run.list_state_numbers("own/classifier.w")
 
 
-def test_a_step_by_hand():
-    """f = (v - 3)^2 / 2, v = 2, W = 0, lambda = 1, eta = 0.1 give 1.9. v is pulled towards the received model, not w."""
-    (update,) = scalar_client("ditto", 3, start=2.0).update([build_broadcast(model=0.0)], 1)
-    assert float(update.client_state["own/classifier.w"]) == pytest.approx(1.9, abs=1e-12)
-    assert float(update.tensors["model/classifier.w"]) == pytest.approx(0.3, abs=1e-12)
-
-
-@pytest.mark.parametrize("pull", [slow(0.0), 0.5, slow(10.0)])
-def test_w_is_fedavgs_bit_for_bit(pull):
-    run, plain = digits_left("ditto", pull_weight=pull), digits_left("fedavg")
-    assert all(same(one, other) for one, other in zip(run.models, plain.models, strict=True))
-
-
 def test_without_the_pull_v_trains_alone_in_batches_of_its_own():
     """One batch a round holds all of a client's examples in another order, so the sums differ by rounding."""
     local = {"batch_size": 10**6, "epochs": 3}
@@ -46,11 +32,6 @@ def test_without_the_pull_v_trains_alone_in_batches_of_its_own():
     for client in alone.client_state:
         for name, value in alone.own(client, "personal").items():
             assert run.own(client)[name] == pytest.approx(value, abs=1e-12)
-
-
-def test_a_client_never_seen_is_evaluated_by_the_initial_model():
-    run = scalar_left("ditto", [[0, 1]] * 2)
-    assert run.evaluate_client(2) == 2.0 != run.w[-1]
 
 
 @pytest.mark.parametrize("name", ["ditto", "apfl", "fedamp"])

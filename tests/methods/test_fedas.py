@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from hand import client_of, whole
-from helpers import close, config_of, workspace_of
+from hand import client_of
+from helpers import config_of, workspace_of
 
 from contrafed.server.base import Replies, Reply
 from contrafed.strategies.fedas import FedAS
@@ -46,10 +46,3 @@ def test_the_fisher_information_is_the_sum_over_batches_of_squared_gradients():
         loss = torch.nn.functional.cross_entropy(logits, workspace.labels(rows))
         expected += sum(float(g.square().sum()) for g in torch.autograd.grad(loss, list(leaves.values())))
     assert float(found) == pytest.approx(expected, rel=1e-9)
-
-
-def test_stacked_equals_alone():
-    alone, memory, _ = whole("fedas", ROUNDS)
-    stacked, other, _ = whole("fedas", ROUNDS, stack_size=4)
-    close(alone, stacked)
-    close(memory, other)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers import config_of, same, strategy_settings, workspace_of
-from left import FULL_COHORTS, PATTERN, SHORT_TRAINING, digits_left, scalar_left
+from left import FULL_COHORTS, scalar_left
 
 STEPS = {"tune_epochs": 2, "tune_lr": 0.1, "tune_momentum": 0.0, "tune_batch_size": 1}
 
@@ -14,11 +14,6 @@ def test_golden_values(tune):
     run = scalar_left("fedavg_ft", FULL_COHORTS, tune=tune, **STEPS)
     assert [run.evaluate_client(client) for client in range(3)] == pytest.approx([2.147571, 3.287571, 2.717571], abs=1e-5)
     assert [run.evaluate_client(client, final=False) for client in range(3)] == [run.w[-1]] * 3
-
-
-@pytest.mark.parametrize("rounds", [FULL_COHORTS, PATTERN])
-def test_w_is_fedavgs(rounds):
-    assert scalar_left("fedavg_ft", rounds, **STEPS).w == scalar_left("fedavg", rounds).w
 
 
 def test_tuning_by_hand_with_momentum():
@@ -71,18 +66,3 @@ def test_w_is_evaluated_beside_what_became_of_it():
     assert set(earlier.metrics) == {"loss", "accuracy"}
     assert {name: last.metrics[f"untuned/{name}"] for name in earlier.metrics} == earlier.metrics
     assert last.metrics["loss"] < earlier.metrics["loss"]
-
-
-def test_tuning_in_a_stack_is_tuning_alone():
-    client, received = client_of(tune="all", tune_epochs=2)
-    workspace = client.workspace
-    together = workspace.client_class(workspace, list(range(8))).evaluate_clients([received] * 8, 3, final=True)
-    for k, evaluated in enumerate(together):
-        (alone,) = workspace.client_class(workspace, [k]).evaluate_clients([received], 3, final=True)
-        for name, value in alone.model.items():
-            torch.testing.assert_close(evaluated.model[name], value, rtol=1e-9, atol=1e-9)
-
-
-def test_w_is_fedavgs_bit_for_bit():
-    run, plain = digits_left("fedavg_ft", local=SHORT_TRAINING), digits_left("fedavg", local=SHORT_TRAINING)
-    assert all(same(one, other) for one, other in zip(run.models, plain.models, strict=True))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hand import rule_of
-from helpers import close, config_of, digits_run, same, workspace_of
+from helpers import config_of, digits_run, same, workspace_of
 
 from contrafed.core.randomness import torch_generator
 from contrafed.core.tensors import select_prefix
@@ -193,13 +193,6 @@ def test_blind_choices_train_who_is_available_or_all_of_them(choose_from):
     blind = choose_from == "everyone"
     assert all(set(chosen) <= set(there) for chosen, there in zip(asked, ROUNDS, strict=True)) is not blind
     assert ({len(chosen) for chosen in asked} == {3}) is blind
-
-
-@pytest.mark.slow
-def test_stacked_equals_alone():
-    alone, _ = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), **EARLY_LEARNING)
-    stacked, _ = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), stack_size=4, **EARLY_LEARNING)
-    close(alone[-1], stacked[-1])
 
 
 def test_a_failed_client_gives_no_reward_and_the_agent_still_learns():

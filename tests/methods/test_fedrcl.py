@@ -313,11 +313,6 @@ def test_levels_of_the_resnet():
     assert [tuple(level.shape) for level in levels] == [(2, c) for c in (64, 64, 128, 256, 512)]
 
 
-def test_it_remembers_nothing():
-    workspace = workspace_of(config_of("strategy=fedrcl", "num_clients=4", "model=mlp"))
-    assert not workspace.client_class.has_client_state(workspace.model, workspace.config)
-
-
 @pytest.mark.parametrize("stack_size", [1, 4])
 def test_mixed_precision_trains_in_bfloat16_where_it_is_allowed(monkeypatch, stack_size):
     """The setting has no effect on a CPU. If allowed there, training stays near full precision without equality."""

@@ -9,13 +9,6 @@ from helpers import close, digits_run, same
 from contrafed.strategies.fedvarp import FedVARP
 
 
-def test_two_clients_by_hand():
-    """S = {1}, {2}, {1} with Delta = 1, 3, 2 give v = 1, 3.5, 3. W adds eta_g v."""
-    for rate in (1.0, 0.5):
-        models, _ = path(rule_of("fedvarp", (4, 4), server_lr=rate), [{0: 1}, {1: 3}, None, {0: 2}])
-        assert models == pytest.approx([rate, 4.5 * rate, 4.5 * rate, 7.5 * rate], rel=1e-12)
-
-
 def test_the_mean_over_draws_of_one_client_is_the_mean_update():
     """For any table, E v = mean Delta over all clients, here with y = (5, -1, 2) and Delta = (1, 2, 6)."""
     steps = []

@@ -5,13 +5,6 @@ from hand import PATTERN, path, rule_of
 from helpers import run_scalar
 
 
-def test_two_clients_by_hand():
-    """S = {1}, {2}, {1} with Delta = 1, 3, 2 give steps 0.5, 2, 2.5. An empty round moves by the mean as well."""
-    for rate in (1.0, 0.5):
-        models, _ = path(rule_of("mifa", (4, 4), server_lr=rate), [{0: 1}, {1: 3}, None, {0: 2}])
-        assert models == pytest.approx([0.5 * rate, 2.5 * rate, 4.5 * rate, 7 * rate], rel=1e-12)
-
-
 def test_before_anybody_came_nothing_moves():
     assert path(rule_of("mifa", (4, 4)), [None, None])[0] == [0, 0]
 

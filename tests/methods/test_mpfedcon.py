@@ -92,26 +92,6 @@ def test_a_class_without_a_centre_may_have_one_of_zero():
         assert losses["contrast"].item() == pytest.approx(expected, abs=5e-7)
 
 
-@pytest.mark.parametrize(
-    ("weights", "expected"),
-    [
-        ({}, 2.0),
-        ({"centre_weights": "class_count"}, 2.0),
-        ({"centre_weights": "plain"}, 3.0),
-        ({"centre_weights": "data"}, 3.4),
-    ],
-)
-def test_holders_of_a_class_weigh_as_centre_weights_says(weights, expected):
-    """Centres 1 and 5 of 3 and 1 examples, on clients of 4 and 6: (3 + 5) / 4, (1 + 5) / 2 or (4 + 6 * 5) / 10."""
-    rule = rule_of("mpfedcon", (4, 6), {"proto/mean": (1, 1), "proto/valid": (1,)}, **weights)
-    replies = [
-        Reply(k, {"model/w": torch.zeros(1), "proto/mean": torch.tensor([[c]]), "proto/count": torch.tensor([n])}, size, {})
-        for k, (c, n, size) in enumerate([(1.0, 3.0, 4), (5.0, 1.0, 6)])
-    ]
-    rule.aggregate({"w": torch.zeros(1)}, Replies(replies))
-    assert rule.broadcast({"w": torch.zeros(1)})["proto/mean"].item() == pytest.approx(expected)
-
-
 def test_a_loss_is_averaged_over_the_examples_that_had_it():
     """Only the body phase has the contrast, so the head epochs must not reduce its mean."""
     config = config_of("strategy=mpfedcon", "num_clients=4", "model=mlp", "model.hidden=[12]", "model.projection=[9]")

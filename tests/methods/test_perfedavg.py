@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers import close, config_of, digits_run, strategy_settings, workspace_of
-from left import ABSENCES, FULL_COHORTS, PATTERN, SHORT_TRAINING, build_broadcast, digits_left, scalar_client, scalar_left
+from left import ABSENCES, FULL_COHORTS, PATTERN, SHORT_TRAINING, digits_left, scalar_left
 from torch.utils._pytree import tree_map
 
 from contrafed.clients.perfedavg import dealt
@@ -34,13 +34,6 @@ def test_golden_values_of_evaluating_which_changes_nothing():
     )
     assert run.client_state == {}
     assert [run.evaluate_client(client) for client in range(3)] == [run.evaluate_client(client) for client in range(3)]
-
-
-@pytest.mark.parametrize(("gradient", "w"), [("first_order", 0.09), ("hessian_free", 0.081), ("exact", 0.081)])
-def test_a_step_by_hand(gradient, w):
-    """f = (w - 1)^2 / 2, w = 0, a = b = 0.1."""
-    (update,) = scalar_client("perfedavg", 1, inner_lr=0.1, gradient=gradient).update([build_broadcast(model=0.0)], 1)
-    assert float(update.tensors["model/classifier.w"]) == pytest.approx(w, abs=1e-10)
 
 
 def hand(examples, width, count):

@@ -1,15 +1,14 @@
 """Common properties of methods that average whole models: a zero rate changes nothing, the messages, and the client state."""
 
-import numpy as np
 import pytest
 import torch
 from hand import EPOCH, WORK, as_fedavg
-from helpers import METHODS, close, config_of, digits_run, make_local_training, run_scalar, same, slow, workspace_of
+from helpers import METHODS, close, config_of, digits_run, run_scalar, same, slow, workspace_of
 from left import stacked_equals_alone
 
 from contrafed.clients.fedavg import FedAvgClient
 from contrafed.training.base import LocalError
-from contrafed.training.batches import Batches, draw_batches
+from contrafed.training.batches import Batches
 
 
 def test_what_is_remembered_must_be_in_the_memory_that_a_client_begins_with():
@@ -105,16 +104,6 @@ def test_no_learning_leaves_the_model(name):
     """G3, with histories and buffers of constants."""
     models, _ = digits_run(name, 3, clients=40, schedule=[range(5)] * 3, local={"lr": 1e-300, "iterations": 5, "epochs": None})
     close(models[0], models[-1], 1e-12)
-
-
-def test_the_same_seed_is_the_same_run():
-    a, b = (digits_run("pmfl", 2, clients=40, schedule=[range(5)] * 2)[0] for _ in range(2))
-    assert same(a[-1], b[-1])
-    local_training = make_local_training(iterations=5)
-    draws = [draw_batches(local_training, np.arange(40), 3, "batches", 7, 2) for _ in range(2)]
-    assert all(np.array_equal(x, y) for x, y in zip(*draws, strict=True))
-    other = draw_batches(local_training, np.arange(40), 3, "batches", 8, 2)
-    assert not np.array_equal(draws[0][0], other[0])
 
 
 def test_methods_share_their_batches(monkeypatch):
