@@ -207,10 +207,17 @@ def run_strategy(
     try:
         grid = grid or LocalGrid(settings["num_clients"], stack_size)
         strategy = (rule or strategy_class_of(server))(
-            server.config, client_class=workspace.client_class, client_config=workspace.config, model=workspace.model,
-            population=Population(workspace.federation.partition.sizes, grid.node_ids), participation=participation,
-            settings=identity, num_rounds=num_rounds, seed=settings["seed"], aggregation=aggregation,
-        )  # fmt: skip
+            server.config,
+            client_class=workspace.client_class,
+            client_config=workspace.config,
+            model=workspace.model,
+            population=Population(workspace.federation.partition.sizes, grid.node_ids),
+            participation=participation,
+            settings=identity,
+            num_rounds=num_rounds,
+            seed=settings["seed"],
+            aggregation=aggregation,
+        )
         models = []
 
         def on_round(done, arrays):
@@ -220,10 +227,14 @@ def run_strategy(
                 after_round(done)
 
         strategy.start(
-            wrap(grid) if wrap else grid, codec.to_record(workspace.initial), num_rounds=num_rounds, timeout=None,
+            wrap(grid) if wrap else grid,
+            codec.to_record(workspace.initial),
+            num_rounds=num_rounds,
+            timeout=None,
             evaluate_config=ConfigRecord({"clients": list(evaluated)}),
-            evaluate_fn=lambda server_round, arrays: MetricRecord() if evaluated else None, on_round=on_round,
-        )  # fmt: skip
+            evaluate_fn=lambda server_round, arrays: MetricRecord() if evaluated else None,
+            on_round=on_round,
+        )
         return models, strategy
     finally:
         uninstall()

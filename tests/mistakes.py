@@ -104,8 +104,12 @@ SUM = 'return {"loss": task, "extra": task.detach()}'
 WORK, RANDOM, REPEAT = "a client trains", "the global random state", "two calls"
 STACK, PADDING, EXAMPLES, COPIES = "alone equals stacked", "padding", "examples do not", "copies"
 GAIN, PLACE, TEMPLATE, PARTS, DATASET = (
-    "gains nothing", "nothing is changed in place", "computes with its params", "every parameter", "data and partition",
-)  # fmt: skip
+    "gains nothing",
+    "nothing is changed in place",
+    "computes with its params",
+    "every parameter",
+    "data and partition",
+)
 ROUNDS = "two rounds"
 UPDATE = "    def local_update(self, stack):\n        self.train(stack)\n        {}\n        return self.make_upload(stack)\n"
 
@@ -126,8 +130,11 @@ MISTAKES = [
         RANDOM,
     ),
     Mistake(
-        "a generator without a seed", "client",
-        loss(TASK, "task = task * float(np.random.default_rng().uniform(1, 2))  # HERE", SUM), REPEAT, False,
+        "a generator without a seed",
+        "client",
+        loss(TASK, "task = task * float(np.random.default_rng().uniform(1, 2))  # HERE", SUM),
+        REPEAT,
+        False,
     ),
     Mistake("a branch on a tensor", "client", loss(TASK, "if task > 1:  # HERE", "    task = 2 * task", SUM), STACK),
     Mistake("a number of a tensor", "client", loss(TASK, "task = task * (1 + 0 * task.item())  # HERE", SUM), STACK),
@@ -135,9 +142,13 @@ MISTAKES = [
         "a mean with padding", "client", loss("task = F.cross_entropy(features.logits, batch.y)  # HERE", SUM), STACK, False
     ),
     Mistake(
-        "padding as negatives", "client",
-        loss("alike = features.z @ features.z.T  # HERE", TASK, "task = task + masked_mean(alike.logsumexp(1), batch.mask)",
-         SUM), PADDING, False,
+        "padding as negatives",
+        "client",
+        loss(
+            "alike = features.z @ features.z.T  # HERE", TASK, "task = task + masked_mean(alike.logsumexp(1), batch.mask)", SUM
+        ),
+        PADDING,
+        False,
     ),
     Mistake(
         "an upload of another shape",
@@ -169,24 +180,40 @@ MISTAKES = [
     ),
     Mistake("an in-place edit of parameters", "client", loss(TASK, "params['classifier.bias'].mul_(0.9)  # HERE", SUM), WORK),
     Mistake(
-        "a graph of an earlier step", "client",
-        loss(TASK, "total = task + getattr(self, 'last', 0)  # HERE", "self.last = total",
-         'return {"loss": total, "extra": task.detach()}'), WORK, False,
+        "a graph of an earlier step",
+        "client",
+        loss(
+            TASK,
+            "total = task + getattr(self, 'last', 0)  # HERE",
+            "self.last = total",
+            'return {"loss": total, "extra": task.detach()}',
+        ),
+        WORK,
+        False,
     ),
     Mistake(
-        "the template's parameters in place of params", "client",
-        loss("task = cross_entropy(self.model(batch.x).logits, batch.y, batch.mask)  # HERE", SUM), WORK, False,
+        "the template's parameters in place of params",
+        "client",
+        loss("task = cross_entropy(self.model(batch.x).logits, batch.y, batch.mask)  # HERE", SUM),
+        WORK,
+        False,
     ),
     Mistake(
-        "a penalty on the template's weights", "client",
-        loss(TASK, "task = task * (1 + self.model.classifier.weight.square().sum())  # HERE", SUM), TEMPLATE, False,
+        "a penalty on the template's weights",
+        "client",
+        loss(TASK, "task = task * (1 + self.model.classifier.weight.square().sum())  # HERE", SUM),
+        TEMPLATE,
+        False,
     ),
     Mistake(
         "a loss with another name", "client", loss(TASK, 'return {"loss": task, "other": task.detach()}  # HERE'), WORK, False
     ),
     Mistake(
-        "a state without an initial value", "client",
-        UPDATE.format("stack.state['last'] = stack.params['classifier.bias']  # HERE"), WORK, False,
+        "a state without an initial value",
+        "client",
+        UPDATE.format("stack.state['last'] = stack.params['classifier.bias']  # HERE"),
+        WORK,
+        False,
     ),
     Mistake(
         "scores relative to the batch",
@@ -197,7 +224,10 @@ MISTAKES = [
     Mistake("an in-place activation", "model", net(tail="nn.ReLU(inplace=True)"), PLACE, False),
     Mistake("dropout in a forward pass", "model", net(forward="x = F.dropout(x, 0.2)  # HERE"), RANDOM),
     Mistake(
-        "layers in a list", "model", net("self.more = [nn.Linear(4, 4)]  # HERE", "x = x + self.more[0].bias.sum()"), PARTS,
+        "layers in a list",
+        "model",
+        net("self.more = [nn.Linear(4, 4)]  # HERE", "x = x + self.more[0].bias.sum()"),
+        PARTS,
         False,
     ),
     Mistake("a layer that is never used", "model", net("self.third = nn.Linear(4, 4)  # HERE"), PARTS, False),
@@ -220,8 +250,11 @@ MISTAKES = [
         RANDOM,
     ),
     Mistake(
-        "a strategy that changes replies", "strategy",
-        "replies[0].tensors['model/classifier.bias'].add_(1)  # HERE\n        return self.mean(model, replies)", ROUNDS, False,
+        "a strategy that changes replies",
+        "strategy",
+        "replies[0].tensors['model/classifier.bias'].add_(1)  # HERE\n        return self.mean(model, replies)",
+        ROUNDS,
+        False,
     ),
     Mistake("a loss of the wrong sign", "client", loss(TASK, 'return {"loss": -task, "extra": task.detach()}  # HERE'), ""),
     Mistake(
@@ -231,7 +264,7 @@ MISTAKES = [
         "",
     ),
     Mistake("a mean of replies without weights", "strategy", "return replies.mean('model', np.ones(len(replies)))  # HERE", ""),
-]  # fmt: skip
+]
 
 
 def write_mistake(folder, mistake):

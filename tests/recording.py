@@ -100,9 +100,16 @@ def watch(config, rounds=ROUNDS, *, stack_size=1, evaluate=True, trouble=None, d
 
     found.workspace.client_class = Watched
     found.models, _ = run_strategy(
-        found.workspace, config, Schedule(rounds), len(rounds), grid=grid, wrap=lambda _: Post(), may_fail=trouble is not None,
-        evaluated=range(CLIENTS) if evaluate else (), after_round=after_round,
-    )  # fmt: skip
+        found.workspace,
+        config,
+        Schedule(rounds),
+        len(rounds),
+        grid=grid,
+        wrap=lambda _: Post(),
+        may_fail=trouble is not None,
+        evaluated=range(CLIENTS) if evaluate else (),
+        after_round=after_round,
+    )
     return found
 
 

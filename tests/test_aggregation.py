@@ -118,9 +118,12 @@ def test_prototypes_are_combined_by_class_among_their_holders():
     """Class 0 has three holders (1, 2, 90) and gets the median 2. Class 1 has one. Class 2 has none and keeps its value."""
     tables = [([1.0, 0.0, 0.0], [5.0, 0.0, 0.0]), ([2.0, 7.0, 0.0], [1.0, 4.0, 0.0]), ([90.0, 0.0, 0.0], [1.0, 0.0, 0.0])]
     replies = Replies(
-        (Reply(k, {"proto/mean": torch.tensor(means).unsqueeze(1), "proto/count": torch.tensor(counts)}, 1, {}) for k,
-         (means, counts) in enumerate(tables)), make("median"),
-    )  # fmt: skip
+        (
+            Reply(k, {"proto/mean": torch.tensor(means).unsqueeze(1), "proto/count": torch.tensor(counts)}, 1, {})
+            for k, (means, counts) in enumerate(tables)
+        ),
+        make("median"),
+    )
     state = {}
     table = Prototypes(state, {"proto/mean": (3, 1), "proto/valid": (3,)})
     state["means"][2] = 4.0

@@ -31,9 +31,13 @@ def updates(*rows):
 
 @pytest.mark.parametrize(
     ("rows", "total"),
-    [(([1.0, 2.0], [1.0, 2.0], [1.0, 2.0]), 0), (([1.0, 0.0], [0.0, 1.0]), 0.585786), (([1.0, 0.0], [-1.0, 0.0]), 2),
-     (([3.0, 0.0], [0.0, 0.0]), 1)],
-)  # fmt: skip
+    [
+        (([1.0, 2.0], [1.0, 2.0], [1.0, 2.0]), 0),
+        (([1.0, 0.0], [0.0, 1.0]), 0.585786),
+        (([1.0, 0.0], [-1.0, 0.0]), 2),
+        (([3.0, 0.0], [0.0, 0.0]), 1),
+    ],
+)
 def test_deviation_is_a_sum_over_participants(rows, total):
     found, mean = deviation.deviation(updates(*rows))
     assert found == pytest.approx(total, abs=1e-6)
@@ -70,9 +74,16 @@ def test_the_distance_of_runs_is_a_mean_over_clients(tmp_path, expect_error):
     assert distance_of_runs(tmp_path, tmp_path) == pytest.approx((0 + 4 / 2) / 2)
     for name, more in (("local", ("save_personal=true",)), ("fedavg", ())):
         run(
-            config_of(*TINY_RUN, f"strategy={name}", "engine=local", "num_rounds=1", "participation=full", *more,
-             f"output_dir={tmp_path / name}")
-        )  # fmt: skip
+            config_of(
+                *TINY_RUN,
+                f"strategy={name}",
+                "engine=local",
+                "num_rounds=1",
+                "participation=full",
+                *more,
+                f"output_dir={tmp_path / name}",
+            )
+        )
     assert 0 < distance_of_runs(tmp_path / "local", tmp_path / "fedavg") < 1
     assert len(embedding.of_run(tmp_path / "fedavg")[0]) == len(embedding.of_run(tmp_path / "local", personal=True)[0]) > 0
     with expect_error("strategy"):

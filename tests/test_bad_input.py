@@ -33,8 +33,11 @@ CHOICES = [f"{group}={name}" for group in ("partition", "participation", "model"
 WRONG_VALUES = st.one_of(
     st.sampled_from([None, True, "", "x", "nan", "1e-3", "~nobody/x", "a\0b", [], {}, [None], [[1]], {"a": 1}, ["a"]]),
     st.sampled_from([-1, 0, 1, 2**40, 2**63, 10**30, -(10**30), 1e-320, 1e308, math.inf, -math.inf, math.nan]),
-    st.integers(-5, 5), st.floats(-2, 2), st.text(max_size=4), st.lists(st.integers(-2, 40), max_size=3),
-)  # fmt: skip
+    st.integers(-5, 5),
+    st.floats(-2, 2),
+    st.text(max_size=4),
+    st.lists(st.integers(-2, 40), max_size=3),
+)
 
 
 def one_line(call):
@@ -231,9 +234,13 @@ def damage_file(good):
     """Safetensors files that are invalid or were changed."""
     header = int.from_bytes(good[:8], "little")
     yield from (
-        b"", b"x", good[: len(good) // 2], good[:-1], good[:8] + b"{" * min(header, 99) + good[8 + min(header, 99) :],
+        b"",
+        b"x",
+        good[: len(good) // 2],
+        good[:-1],
+        good[:8] + b"{" * min(header, 99) + good[8 + min(header, 99) :],
         pickle.dumps({"a": 1}),
-    )  # fmt: skip
+    )
     yield (2**60).to_bytes(8, "little") + good[8:]
     yield save({"other": torch.ones(2)})
 

@@ -53,9 +53,15 @@ def test_it_is_torchs_over_the_real_examples(momentum, affine):
 
 @pytest.mark.parametrize(
     ("method", "buffers"),
-    [("fedavg", "average"), slow("fedavg", "frozen"), slow("moon", "local"), slow("apfl", "average"),
-     slow("perfedavg", "average"), ("fedbn", "local")],
-)  # fmt: skip
+    [
+        ("fedavg", "average"),
+        slow("fedavg", "frozen"),
+        slow("moon", "local"),
+        slow("apfl", "average"),
+        slow("perfedavg", "average"),
+        ("fedbn", "local"),
+    ],
+)
 def test_a_stack_equals_its_clients_alone(problem, method, buffers):
     alone, stacked = (watch(chosen(method, problem, buffers), ROUNDS, stack_size=size) for size in (1, 4))
     for pair in zip(stacked.models, alone.models, strict=True):

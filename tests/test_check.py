@@ -36,8 +36,13 @@ def by_name(name):
 
 
 QUICK = (
-    "a branch on a tensor", "a list of the module", "an in-place edit that", "padding as", "layers in", "a loss of the wrong",
-)  # fmt: skip
+    "a branch on a tensor",
+    "a list of the module",
+    "an in-place edit that",
+    "padding as",
+    "layers in",
+    "a loss of the wrong",
+)
 PARAMETERS = [
     pytest.param(mistake, marks=[] if mistake.name.startswith(QUICK) else [pytest.mark.slow], id=mistake.name.replace(" ", "-"))
     for mistake in MISTAKES

@@ -18,9 +18,14 @@ def run_chunked(monkeypatch, size, name="fedavg", **changes):
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [("fedavg", {}), slow("fedavg", {"weights": "uniform"}), slow("fedavg", {"weights": "all_clients"}), slow("fedavgm", {}),
-     ("fedhyper", {})],
-)  # fmt: skip
+    [
+        ("fedavg", {}),
+        slow("fedavg", {"weights": "uniform"}),
+        slow("fedavg", {"weights": "all_clients"}),
+        slow("fedavgm", {}),
+        ("fedhyper", {}),
+    ],
+)
 def test_chunks_change_sums_only_by_rounding(monkeypatch, name, changes):
     whole, divided = (run_chunked(monkeypatch, size, name, **changes) for size in (7, 2))
     assert whole[1].chunks is None

@@ -26,11 +26,14 @@ def find_one(tmp_path, ours, theirs, **changes):
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "changes", "verdict"),
-    [((0.50, 0.60), (0.40, 0.50), {}, "reproduced"), ((0.50, 0.60), (0.40, 0.50), {"published": -1.0}, "not reproduced"),
-     ((0.50,), (0.40,), {}, "not decided, needs more than one seed"),
-     ((0.50,), (0.40,), {"rounds": 1000}, "not decided, needs all 1,000 rounds and more than one seed"),
-     ((0.50, 0.40), (0.40, 0.50), {}, "not decided, needs about 395 seeds")],
-)  # fmt: skip
+    [
+        ((0.50, 0.60), (0.40, 0.50), {}, "reproduced"),
+        ((0.50, 0.60), (0.40, 0.50), {"published": -1.0}, "not reproduced"),
+        ((0.50,), (0.40,), {}, "not decided, needs more than one seed"),
+        ((0.50,), (0.40,), {"rounds": 1000}, "not decided, needs all 1,000 rounds and more than one seed"),
+        ((0.50, 0.40), (0.40, 0.50), {}, "not decided, needs about 395 seeds"),
+    ],
+)
 def test_a_verdict(tmp_path, ours, theirs, changes, verdict):
     assert find_one(tmp_path, ours, theirs, **changes).verdict == verdict
 

@@ -28,17 +28,23 @@ pytestmark = pytest.mark.usefixtures("quick_devices")
 
 @pytest.mark.parametrize(
     ("configs", "says"),
-    [([{"partition-id": 0}, {"partition-id": 1}, {"partition-id": 1}], "clients 11 and 12 both say partition-id=1"),
-     ([{"partition-id": 0}, {"partition-id": 1}, {"partition-id": 3}],
-      "client of partition 3 cannot .*: partition-id=3 .* 0..2"),
-     ([{"partition-id": 0}, {"partition-id": 1}, {}], "client 12 cannot take part: --node-config needs partition-id"),
-     ([{"partition-id": "0"}, {"partition-id": 1}, {"partition-id": 2}], "a whole number from 0 without quotes, found '0'"),
-     ([{"partition-id": 0, "statedir": "/x"}, {"partition-id": 1}, {"partition-id": 2}],
-      "client of partition 0 .* unknown --node-config key 'statedir', did you mean 'state-dir'"),
-     ([{"partition-id": 0, "state-dir": "x"}, {"partition-id": 1}, {"partition-id": 2}], "must be an absolute path, got x"),
-     ([{"partition-id": 0, "state-dir": "/proc/x"}, {"partition-id": 1}, {"partition-id": 2}], "partition 0 .*/proc/x"),
-     ([{"partition-id": 0, "data": "/nothing"}, {"partition-id": 1}, {"partition-id": 2}], "absolute path .*, got /nothing")],
-)  # fmt: skip
+    [
+        ([{"partition-id": 0}, {"partition-id": 1}, {"partition-id": 1}], "clients 11 and 12 both say partition-id=1"),
+        (
+            [{"partition-id": 0}, {"partition-id": 1}, {"partition-id": 3}],
+            "client of partition 3 cannot .*: partition-id=3 .* 0..2",
+        ),
+        ([{"partition-id": 0}, {"partition-id": 1}, {}], "client 12 cannot take part: --node-config needs partition-id"),
+        ([{"partition-id": "0"}, {"partition-id": 1}, {"partition-id": 2}], "a whole number from 0 without quotes, found '0'"),
+        (
+            [{"partition-id": 0, "statedir": "/x"}, {"partition-id": 1}, {"partition-id": 2}],
+            "client of partition 0 .* unknown --node-config key 'statedir', did you mean 'state-dir'",
+        ),
+        ([{"partition-id": 0, "state-dir": "x"}, {"partition-id": 1}, {"partition-id": 2}], "must be an absolute path, got x"),
+        ([{"partition-id": 0, "state-dir": "/proc/x"}, {"partition-id": 1}, {"partition-id": 2}], "partition 0 .*/proc/x"),
+        ([{"partition-id": 0, "data": "/nothing"}, {"partition-id": 1}, {"partition-id": 2}], "absolute path .*, got /nothing"),
+    ],
+)
 def test_clients_that_cannot_take_part_are_named_in_one_line(tmp_path, configs, says):
     with pytest.raises(UserError, match=says) as caught:
         run_devices(tmp_path / "run", Wire(*configs), "strategy=fedavg")

@@ -123,8 +123,13 @@ def test_a_run_from_disk_equals_a_run_from_memory(tmp_path, name):
         assert (tmp_path / "plain" / log).read_bytes() == (tmp_path / "tiers" / log).read_bytes()
     header, *rows = times_of(tmp_path / "tiers")
     assert header[2:] == [
-        "memory_seconds", "memory_device", "memory_host", "memory_disk", "aggregate_seconds", "largest_weight",
-    ]  # fmt: skip
+        "memory_seconds",
+        "memory_device",
+        "memory_host",
+        "memory_disk",
+        "aggregate_seconds",
+        "largest_weight",
+    ]
     assert float(rows[-1][2]) > 0
     assert 0 < int(rows[-1][4]) <= budget <= int(rows[-1][5])
     assert not list((tmp_path / "spill").iterdir())

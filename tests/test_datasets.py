@@ -246,11 +246,15 @@ def test_writers_own_their_characters():
 
     config = settings_of("femnist").config
     table = datasets.Dataset.from_dict(
-        {"image": [Image.new("L", (28, 28), i) for i in range(40)], "character": [i % 3 for i in range(40)],
-         "writer_id": [f"w{i % 5}" for i in range(40)]},
-        features=datasets.Features({"image": datasets.Image(), "character": datasets.Value("int64"),
-          "writer_id": datasets.Value("string")}),
-    )  # fmt: skip
+        {
+            "image": [Image.new("L", (28, 28), i) for i in range(40)],
+            "character": [i % 3 for i in range(40)],
+            "writer_id": [f"w{i % 5}" for i in range(40)],
+        },
+        features=datasets.Features(
+            {"image": datasets.Image(), "character": datasets.Value("int64"), "writer_id": datasets.Value("string")}
+        ),
+    )
     data = hub_sets.images(config, [table])
     assert data.x.shape == (40, 1, 28, 28)
     assert data.x[7].unique().tolist() == [7]

@@ -244,10 +244,13 @@ def test_a_killed_client_comes_back_with_its_memory_and_the_run_goes_on(tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "says"),
-    [({"key": None}, "All SuperNodes must be registered"), ({"key": "client-3"}, "Failed to activate SuperNode"),
-     ({"root": "other.pem"}, "certificate verify failed")],
+    [
+        ({"key": None}, "All SuperNodes must be registered"),
+        ({"key": "client-3"}, "Failed to activate SuperNode"),
+        ({"root": "other.pem"}, "certificate verify failed"),
+    ],
     ids=["no key", "a key nobody registered", "another root certificate"],
-)  # fmt: skip
+)
 def test_a_client_that_is_not_known_is_refused(federation, tmp_path, how, says):
     assert certificates.main([str(tmp_path / "keys"), "--host", "127.0.0.1"]) == 0
     shutil.copy(tmp_path / "keys" / "ca.pem", federation.keys / "other.pem")

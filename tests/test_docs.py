@@ -170,9 +170,7 @@ def test_the_experiments_page_counts_every_grids_jobs():
 
 
 # A page of results has its commands from docs/generate.
-READ_CASES = [
-    pytest.param(b, id=b.name, marks=pytest.mark.slow if b.name.startswith("docs/results/") else ()) for b in READ_BLOCKS
-]
+READ_CASES = [pytest.param(b, id=b.name, marks=pytest.mark.slow if b.name.startswith("docs/results/") else ()) for b in READ_BLOCKS]
 
 
 @pytest.mark.parametrize("block", READ_CASES)

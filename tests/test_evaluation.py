@@ -65,9 +65,15 @@ def test_a_stack_is_scored_as_its_clients_alone(name):
 
 @pytest.mark.parametrize(
     ("name", "looked_at"),
-    [slow("fedavg", ()), slow("moon", ()), ("pmfl", ()), slow("fedper", ("personal/",)), slow("fedrep", ("personal/",)),
-     ("fedcrl", ("own/", "personal/"))],
-)  # fmt: skip
+    [
+        slow("fedavg", ()),
+        slow("moon", ()),
+        ("pmfl", ()),
+        slow("fedper", ("personal/",)),
+        slow("fedrep", ("personal/",)),
+        ("fedcrl", ("own/", "personal/")),
+    ],
+)
 def test_memory_that_is_not_asked_for_is_not_brought_together(name, looked_at):
     """Other client states cannot be stacked, because their shapes differ here."""
     workspace, received, client_states = train_workspace(name)

@@ -170,10 +170,15 @@ def resolve_mine(home, *overrides):
 
 @pytest.mark.parametrize(
     ("old", "new", "said"),
-    [("weights: samples", "wieghts: samples", "unknown strategy key 'wieghts', did you mean 'weights'? choices: local, "),
-     ("server: my_package.my_rule\n", "",
-      "strategy=mine: my_package.my_method has no server strategy (a FederatedStrategy); its YAML's defaults may")],
-)  # fmt: skip
+    [
+        ("weights: samples", "wieghts: samples", "unknown strategy key 'wieghts', did you mean 'weights'? choices: local, "),
+        (
+            "server: my_package.my_rule\n",
+            "",
+            "strategy=mine: my_package.my_method has no server strategy (a FederatedStrategy); its YAML's defaults may",
+        ),
+    ],
+)
 def test_mistakes_in_a_yaml_of_ones_own_are_named(home, old, new, said):
     path = home / "yamls" / "strategy" / "mine.yaml"
     write(path, path.read_text().replace(old, new))
@@ -184,17 +189,23 @@ def test_mistakes_in_a_yaml_of_ones_own_are_named(home, old, new, said):
 
 @pytest.mark.parametrize(
     ("file", "text"),
-    [("my_method.py", "import no_such"), ("my_method.py", "x = 1\ny = ("),
-     ("my_method.py", "\n\nfrom contrafed.core.errors import Nothing"), ("my_rule.py", "\n1 / 0"), ("my_method.py", "x = 1"),
-     ("my_rule.py", RULE.replace("@dataclass(frozen=True)\n", "")),
-     ("my_method.py", f"from flwr.client import NumPyClient\n{CLIENT.replace('(Client)', '(NumPyClient)')}"),
-     ("my_method.py", CLIENT.replace("batch, loss_inputs", "batch")),
-     ("my_rule.py", RULE.replace("self, model, replies", "self, replies")),
-     ("my_method.py", f"{CLIENT}\n    def message_spec(self, model, config):\n        return {{}}, {{}}"),
-     ("my_rule.py", f"{RULE}\n    def __init__(self, config):\n        super().__init__(config)"),
-     ("my_rule.py", f"{RULE}\n    def __init__(self, config, **more):\n        self.config = config"),
-     ("my_method.py", CLIENT.replace("(Client)", "")), ("my_method.py", None)],
-)  # fmt: skip
+    [
+        ("my_method.py", "import no_such"),
+        ("my_method.py", "x = 1\ny = ("),
+        ("my_method.py", "\n\nfrom contrafed.core.errors import Nothing"),
+        ("my_rule.py", "\n1 / 0"),
+        ("my_method.py", "x = 1"),
+        ("my_rule.py", RULE.replace("@dataclass(frozen=True)\n", "")),
+        ("my_method.py", f"from flwr.client import NumPyClient\n{CLIENT.replace('(Client)', '(NumPyClient)')}"),
+        ("my_method.py", CLIENT.replace("batch, loss_inputs", "batch")),
+        ("my_rule.py", RULE.replace("self, model, replies", "self, replies")),
+        ("my_method.py", f"{CLIENT}\n    def message_spec(self, model, config):\n        return {{}}, {{}}"),
+        ("my_rule.py", f"{RULE}\n    def __init__(self, config):\n        super().__init__(config)"),
+        ("my_rule.py", f"{RULE}\n    def __init__(self, config, **more):\n        self.config = config"),
+        ("my_method.py", CLIENT.replace("(Client)", "")),
+        ("my_method.py", None),
+    ],
+)
 def test_a_module_that_cannot_be_imported_is_one_line_with_its_place(home, file, text, expect_error):
     if text is None:
         (home / "my_package" / file).unlink()

@@ -113,12 +113,16 @@ def dealt(partitioner, clients=4, seed=0, count=240, owner=None, **arguments):
 
 @pytest.mark.parametrize(
     ("partitioner", "arguments"),
-    [("IidPartitioner", {}), ("DirichletPartitioner", {"alpha": 0.5, "min_partition_size": 2}),
-     ("PathologicalPartitioner", {"num_classes_per_partition": 3, "class_assignment_mode": "deterministic"}),
-     ("ShardPartitioner", {"num_shards_per_partition": 2}), ("LinearPartitioner", {}),
-     ("SizePartitioner", {"partition_sizes": [10, 20, 30, 40]}),
-     ("InnerDirichletPartitioner", {"partition_sizes": [60, 60, 60, 60], "alpha": 1.0})],
-)  # fmt: skip
+    [
+        ("IidPartitioner", {}),
+        ("DirichletPartitioner", {"alpha": 0.5, "min_partition_size": 2}),
+        ("PathologicalPartitioner", {"num_classes_per_partition": 3, "class_assignment_mode": "deterministic"}),
+        ("ShardPartitioner", {"num_shards_per_partition": 2}),
+        ("LinearPartitioner", {}),
+        ("SizePartitioner", {"partition_sizes": [10, 20, 30, 40]}),
+        ("InnerDirichletPartitioner", {"partition_sizes": [60, 60, 60, 60], "alpha": 1.0}),
+    ],
+)
 def test_a_partitioner_deals_out_our_examples_by_the_seed(partitioner, arguments):
     parts, _ = dealt(partitioner, **arguments)
     held = np.concatenate(parts)
@@ -153,10 +157,15 @@ def test_what_a_partitioner_promises_holds_on_our_labels():
 
 @pytest.mark.parametrize(
     ("partitioner", "more"),
-    [("DirichletPartitioner", {}), ("DirichletPartitioner", {"alpha": 1, "min_partition_size": 99}),
-     ("IidPartitioner", {"alpha": 1}), ("SizePartitioner", {"partition_sizes": [10, 20]}),
-     ("DirichletPartitionr", {"alpha": 1}), ("NaturalIdPartitioner", {})],
-)  # fmt: skip
+    [
+        ("DirichletPartitioner", {}),
+        ("DirichletPartitioner", {"alpha": 1, "min_partition_size": 99}),
+        ("IidPartitioner", {"alpha": 1}),
+        ("SizePartitioner", {"partition_sizes": [10, 20]}),
+        ("DirichletPartitionr", {"alpha": 1}),
+        ("NaturalIdPartitioner", {}),
+    ],
+)
 def test_a_mistake_about_a_partitioner_is_a_line(partitioner, more, expect_error):
     with expect_error("partition.partitioner"):
         dealt(partitioner, **more)

@@ -240,9 +240,15 @@ def content(reply):
 
 @pytest.mark.parametrize(
     ("kind", "cause"),
-    [(nan, "not finite"), (shape, "wrong shape"), (names, "wrong tensor names"), (dtype, "wrong dtype"), (count, "no examples"),
-     (content, "malformed content")],
-)  # fmt: skip
+    [
+        (nan, "not finite"),
+        (shape, "wrong shape"),
+        (names, "wrong tensor names"),
+        (dtype, "wrong dtype"),
+        (count, "no examples"),
+        (content, "malformed content"),
+    ],
+)
 def test_a_malformed_reply_is_counted_by_cause_and_left_out(kind, cause):
     config, workspace, _ = tiny_workspace("strategy=fedavg")
     models, strategy = run_strategy(workspace, config, Schedule([[0, 1, 2]]), 1, wrap=poison_grid(kind), may_fail=True)

@@ -108,13 +108,20 @@ def test_what_is_shown_is_what_runs(call_command, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
-    [(("--cfg", "job"), "strategy:\n"), (("--cfg", "job", "--package", "strategy.local"), "# @package strategy.local\n"),
-     (("--cfg", "hydra"), "hydra:\n"), (("--cfg", "hydra", "--package", "hydra.job"), "name: contrafed\n"),
-     (("--cfg", "all", "--resolve"), "ContrafedSweeper"), (("--info", "searchpath"), "conf"),
-     (("--info", "defaults"), "strategy/pmfl"), (("--info", "plugins"), "contrafed_sweeper"),
-     (("--shell-completion", "install=bash"), "COMPREPLY"), (("--hydra-help",), "--shell-completion"),
-     (("strategy=moon", "--cfg", "job", "strategy.temperature=0.3"), "temperature: 0.3")],
-)  # fmt: skip
+    [
+        (("--cfg", "job"), "strategy:\n"),
+        (("--cfg", "job", "--package", "strategy.local"), "# @package strategy.local\n"),
+        (("--cfg", "hydra"), "hydra:\n"),
+        (("--cfg", "hydra", "--package", "hydra.job"), "name: contrafed\n"),
+        (("--cfg", "all", "--resolve"), "ContrafedSweeper"),
+        (("--info", "searchpath"), "conf"),
+        (("--info", "defaults"), "strategy/pmfl"),
+        (("--info", "plugins"), "contrafed_sweeper"),
+        (("--shell-completion", "install=bash"), "COMPREPLY"),
+        (("--hydra-help",), "--shell-completion"),
+        (("strategy=moon", "--cfg", "job", "strategy.temperature=0.3"), "temperature: 0.3"),
+    ],
+)
 def test_hydras_options(call_command, arguments, wanted):
     done = call_command(*arguments)
     assert done.returncode == 0, done.stderr

@@ -105,9 +105,16 @@ def test_another_host_has_the_server_certificate_made_for_it(tmp_path, capsys, a
 
 @pytest.mark.parametrize(
     "wrong",
-    [("--host", "fl.example:8000"), ("--host", ""), ("--host", "a b"), ("--host", "x" * 64), ("--days", "99999999"),
-     ("--days", "x"), ("--client", "3")],
-)  # fmt: skip
+    [
+        ("--host", "fl.example:8000"),
+        ("--host", ""),
+        ("--host", "a b"),
+        ("--host", "x" * 64),
+        ("--days", "99999999"),
+        ("--days", "x"),
+        ("--client", "3"),
+    ],
+)
 def test_what_no_certificate_can_say_leaves_nothing(tmp_path, capsys, wrong):
     assert certificates.main([str(tmp_path / "keys"), "--host", "a.example", *wrong]) == 2
     error = capsys.readouterr().err

@@ -116,12 +116,15 @@ LAST = np.arange(40) >= 30
 @pytest.mark.parametrize(
     ("arrays", "reason"),
     [
-        ({"x": SAME}, "same"), ({"x": SAME + (np.arange(40) % 2)[:, None, None].astype(np.uint8) // 1 * (SAME < 255)}, "same"),
-        ({"x": IMAGES % 2}, "0 or 1"), ({"x": IMAGES / 255 / 255}, "0 or 1"), ({"y": np.arange(40) % 4 * 10}, "occur"),
+        ({"x": SAME}, "same"),
+        ({"x": SAME + (np.arange(40) % 2)[:, None, None].astype(np.uint8) // 1 * (SAME < 255)}, "same"),
+        ({"x": IMAGES % 2}, "0 or 1"),
+        ({"x": IMAGES / 255 / 255}, "0 or 1"),
+        ({"y": np.arange(40) % 4 * 10}, "occur"),
         ({"y": np.where(LAST, 4, np.arange(40) % 4), "split": LAST}, "class 4"),
         ({"y": np.arange(40) % 4 + 0.0}, "whole numbers"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_meant_is_refused(tmp_path, arrays, reason):
     with pytest.raises(UserError, match=reason):
         load("npz", save(tmp_path / "a.npz", **arrays))
@@ -129,9 +132,12 @@ def test_what_cannot_be_meant_is_refused(tmp_path, arrays, reason):
 
 @pytest.mark.parametrize(
     ("arrays", "changes"),
-    [({"x": np.where(np.arange(40)[:, None, None] < 25, SAME, IMAGES)}, {}),
-     ({"y": np.where(LAST, np.arange(40) % 3, np.arange(40) % 4), "split": LAST}, {}), ({}, {"num_classes": 6})],
-)  # fmt: skip
+    [
+        ({"x": np.where(np.arange(40)[:, None, None] < 25, SAME, IMAGES)}, {}),
+        ({"y": np.where(LAST, np.arange(40) % 3, np.arange(40) % 4), "split": LAST}, {}),
+        ({}, {"num_classes": 6}),
+    ],
+)
 def test_what_may_not_be_meant_is_one_warning(tmp_path, arrays, changes):
     assert len(load("npz", save(tmp_path / "a.npz", **arrays), **changes).warnings) == 1
 

@@ -269,9 +269,14 @@ def test_shared_parts_that_is_no_class_method_is_refused_in_one_line(monkeypatch
 
 @pytest.mark.parametrize(
     "messages",
-    [lambda down, up: (down, up | {"x": [10]}), lambda down, up: (down, up | {"x": 10}),
-     lambda down, up: (down, up | {"x": (1.5,)}), lambda down, up: down | up, lambda down, up: ({}, up)],
-)  # fmt: skip
+    [
+        lambda down, up: (down, up | {"x": [10]}),
+        lambda down, up: (down, up | {"x": 10}),
+        lambda down, up: (down, up | {"x": (1.5,)}),
+        lambda down, up: down | up,
+        lambda down, up: ({}, up),
+    ],
+)
 def test_what_a_client_declares_are_two_tables_of_shapes(monkeypatch, refused_method, messages):
     inner = FedAvgClient.message_spec
     monkeypatch.setattr(FedAvgClient, "message_spec", classmethod(lambda cls, model, config: messages(*inner(model, config))))
@@ -295,10 +300,13 @@ def test_how_long_a_client_works_is_a_number_of_steps(monkeypatch, expect_error,
 
 @pytest.mark.parametrize(
     "models",
-    [lambda stack: {n: v for n, v in stack.params.items() if n != "classifier.bias"},
-     lambda stack: stack.params | {"classifier.bias": torch.zeros(10)}, lambda stack: stack.params | {"head": torch.zeros(10)},
-     lambda stack: None],
-)  # fmt: skip
+    [
+        lambda stack: {n: v for n, v in stack.params.items() if n != "classifier.bias"},
+        lambda stack: stack.params | {"classifier.bias": torch.zeros(10)},
+        lambda stack: stack.params | {"head": torch.zeros(10)},
+        lambda stack: None,
+    ],
+)
 def test_models_to_be_evaluated_by_are_whole(check_told, models):
     """The initial model would replace a missing tensor."""
 

@@ -79,9 +79,12 @@ def test_a_stack_gives_the_scores_that_its_clients_give_alone(tmp_path):
 
 @pytest.mark.parametrize(
     ("names", "message"),
-    [(["makro_f1"], "unknown metrics entry 'makro_f1', did you mean 'macro_f1'? choices: accuracy, macro_f1, "),
-     (["mcc", "mcc"], "metrics names one twice: mcc, mcc"), ("mcc", "metrics must be a list, got 'mcc'")],
-)  # fmt: skip
+    [
+        (["makro_f1"], "unknown metrics entry 'makro_f1', did you mean 'macro_f1'? choices: accuracy, macro_f1, "),
+        (["mcc", "mcc"], "metrics names one twice: mcc, mcc"),
+        ("mcc", "metrics must be a list, got 'mcc'"),
+    ],
+)
 def test_a_mistake_is_a_line(names, message):
     with pytest.raises(UserError) as error:
         check_top(config_of() | {"metrics": names})

@@ -145,10 +145,13 @@ def test_narrow_shortcuts_of_the_resnet_avoid_onednns_strided_convolution(width,
 
 @pytest.mark.parametrize(
     ("name", "parameters", "levels"),
-    [("shufflenet", 1_012_108, [24, 240, 480, 960]), ("squeezenet", 781_156, [96, 128, 128, 256, 256, 384, 384, 512, 512]),
-     ("vgg9", 3_539_428, [32, 64, 128, 128, 256, 256, 512, 512]),
-     ("mobilenet_v2", 2_369_380, [32, 16, 24, 32, 64, 96, 160, 1280])],
-)  # fmt: skip
+    [
+        ("shufflenet", 1_012_108, [24, 240, 480, 960]),
+        ("squeezenet", 781_156, [96, 128, 128, 256, 256, 384, 384, 512, 512]),
+        ("vgg9", 3_539_428, [32, 64, 128, 128, 256, 256, 512, 512]),
+        ("mobilenet_v2", 2_369_380, [32, 16, 24, 32, 64, 96, 160, 1280]),
+    ],
+)
 def test_backbones_of_fedrcls_table_6(name, parameters, levels):
     """Sizes with 100 classes. FedRCL compares the first five levels, which follow the activation if there is one."""
     model = make(name, classes=100)

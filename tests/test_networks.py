@@ -108,18 +108,29 @@ def test_dropout_changes_the_training_and_not_the_evaluation():
 
 @pytest.mark.parametrize(
     ("changes", "key"),
-    [({"target": None}, "model.target"), ({"target": "Small"}, "model.target"),
-     ({"target": "no_such_package.Small"}, "model.target"), ({"target": "networks.Smal"}, "model.target"),
-     ({"target": "os.system", "args": {"command": "true"}}, "model.target"),
-     ({"target": "networks.unannotated"}, "model.target"), ({"target": "networks.wrong"}, "model.target"),
-     ({"args": {"depth": 3}}, "model.args"), ({"args": {"width": -1}}, "model.target"), ({"head": "fc"}, "model.head"),
-     ({"head": "stem.0"}, "model.head"), ({"head": "inner.0"}, "model.head"),
-     ({"target": "networks.Grey", "args": {"mistake": "after"}}, "model.head"),
-     ({"target": "networks.Grey", "args": {"mistake": "functional"}}, "model.target"),
-     ({"target": "networks.Grey", "args": {"mistake": "attention"}}, "model.target"), ({"freeze": ["sten.*"]}, "model.freeze"),
-     ({"freeze": ["*"]}, "model.freeze"), ({"freeze": ["*.running_mean"]}, "model.freeze"),
-     ({"image_size": 4}, "model.image_size"), ({"pretrained": "absent.pt"}, "model.pretrained")],
-)  # fmt: skip
+    [
+        ({"target": None}, "model.target"),
+        ({"target": "Small"}, "model.target"),
+        ({"target": "no_such_package.Small"}, "model.target"),
+        ({"target": "networks.Smal"}, "model.target"),
+        ({"target": "os.system", "args": {"command": "true"}}, "model.target"),
+        ({"target": "networks.unannotated"}, "model.target"),
+        ({"target": "networks.wrong"}, "model.target"),
+        ({"args": {"depth": 3}}, "model.args"),
+        ({"args": {"width": -1}}, "model.target"),
+        ({"head": "fc"}, "model.head"),
+        ({"head": "stem.0"}, "model.head"),
+        ({"head": "inner.0"}, "model.head"),
+        ({"target": "networks.Grey", "args": {"mistake": "after"}}, "model.head"),
+        ({"target": "networks.Grey", "args": {"mistake": "functional"}}, "model.target"),
+        ({"target": "networks.Grey", "args": {"mistake": "attention"}}, "model.target"),
+        ({"freeze": ["sten.*"]}, "model.freeze"),
+        ({"freeze": ["*"]}, "model.freeze"),
+        ({"freeze": ["*.running_mean"]}, "model.freeze"),
+        ({"image_size": 4}, "model.image_size"),
+        ({"pretrained": "absent.pt"}, "model.pretrained"),
+    ],
+)
 def test_a_mistake_is_one_line_with_its_key(changes, key, expect_error):
     with expect_error(key):
         make(**{"channels": 1} | changes)
@@ -155,9 +166,14 @@ def test_weights_come_from_a_file(tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"branch.bias": None}, {"branch.scale": torch.ones(2)}, {"branch.bias": torch.ones(3)},
-     {"branch.bias": torch.full((4,), torch.nan)}, {"head.1.weight": torch.ones(10, 5)}],
-)  # fmt: skip
+    [
+        {"branch.bias": None},
+        {"branch.scale": torch.ones(2)},
+        {"branch.bias": torch.ones(3)},
+        {"branch.bias": torch.full((4,), torch.nan)},
+        {"head.1.weight": torch.ones(10, 5)},
+    ],
+)
 def test_a_file_that_does_not_fit_is_one_line(changes, tmp_path, expect_error):
     save_file(replace_tensors(Small(num_classes=10).state_dict(), **changes), tmp_path / "a.safetensors")
     with expect_error("model.pretrained"):
@@ -248,14 +264,25 @@ def test_what_vmap_refuses_runs_one_by_one_and_a_line_says_so(tmp_path, capsys):
 # ------------------------------------------------------------------------------------------------- networks of other people
 
 NETWORKS = [
-    ("torchvision.models.resnet18", {}, "fc", ()), ("torchvision.models.mobilenet_v3_small", {}, "classifier.3", ()),
+    ("torchvision.models.resnet18", {}, "fc", ()),
+    ("torchvision.models.mobilenet_v3_small", {}, "classifier.3", ()),
     ("torchvision.models.efficientnet_b0", {}, "classifier.1", ()),
     ("torchvision.models.vit_b_16", {"image_size": 32}, "heads.head", ("model.image_size=32",)),
     ("timm.models.resnet10t", {}, "fc", ("model.image_size=32",)),
-    ("transformers.ViTForImageClassification",
-     {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48, "image_size": 32,
-      "patch_size": 8}, "classifier", ("model.image_size=32",)),
-]  # fmt: skip
+    (
+        "transformers.ViTForImageClassification",
+        {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 48,
+            "image_size": 32,
+            "patch_size": 8,
+        },
+        "classifier",
+        ("model.image_size=32",),
+    ),
+]
 
 
 @pytest.mark.slow

@@ -10,9 +10,19 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = [
-    "benchmarks", "clients", "conf", "contrafed", "docs", "hydra_plugins", "models", "notebooks", "partitions", "results",
-    "strategies", "tests",
-]  # fmt: skip
+    "benchmarks",
+    "clients",
+    "conf",
+    "contrafed",
+    "docs",
+    "hydra_plugins",
+    "models",
+    "notebooks",
+    "partitions",
+    "results",
+    "strategies",
+    "tests",
+]
 CLIENT = '''"""FedNew: FedAvg whose loss is multiplied."""
 
 from dataclasses import dataclass
@@ -91,9 +101,14 @@ def test_it_moves():
 """
 # Where methods are listed, and what they list: a method that somebody forgot there failed one of these.
 LISTING = (
-    "tests/methods/test_fednew.py", "tests/test_plots.py", "tests/test_traffic.py", "tests/test_aggregation.py",
-    "tests/test_privacy.py", "tests/test_docs.py", "tests/test_record.py",
-)  # fmt: skip
+    "tests/methods/test_fednew.py",
+    "tests/test_plots.py",
+    "tests/test_traffic.py",
+    "tests/test_aggregation.py",
+    "tests/test_privacy.py",
+    "tests/test_docs.py",
+    "tests/test_record.py",
+)
 CHOSEN_TESTS = (
     "fednew or look or list or every_method or methods_are or papers or exactly or readme or by_count or links or as_before"
 )

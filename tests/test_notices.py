@@ -13,10 +13,13 @@ def resolve_overrides(*overrides):
 
 @pytest.mark.parametrize(
     ("asked", "said"),
-    [((), ""), (("attack=ipm", "num_clients=10"), "2 of 10 clients attack: attack=ipm"),
-     (("attack=label_flip", "attack.clients=[0,3,4]", "num_clients=10"), "3 of 10 clients attack: attack=label_flip"),
-     (("attack=ipm", "attack.fraction=0"), "")],
-)  # fmt: skip
+    [
+        ((), ""),
+        (("attack=ipm", "num_clients=10"), "2 of 10 clients attack: attack=ipm"),
+        (("attack=label_flip", "attack.clients=[0,3,4]", "num_clients=10"), "3 of 10 clients attack: attack=label_flip"),
+        (("attack=ipm", "attack.fraction=0"), ""),
+    ],
+)
 def test_how_many_attack(asked, said):
     assert said_of_attackers(resolve_overrides(*asked)) == said
 

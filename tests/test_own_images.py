@@ -48,19 +48,32 @@ def nan_pixel():
 
 @pytest.mark.parametrize(
     ("arrays", "changes"),
-    [({"x": GOOD_IMAGES["x"]}, {}), ({"y": GOOD_IMAGES["y"]}, {}), ({**GOOD_IMAGES, "y": GOOD_IMAGES["y"] - 1}, {}),
-     ({**GOOD_IMAGES, "y": GOOD_IMAGES["y"] + 1}, {"num_classes": 4}), ({**GOOD_IMAGES, "y": GOOD_IMAGES["y"] * 10_000}, {}),
-     ({**GOOD_IMAGES, "y": GOOD_IMAGES["y"] / 2}, {}), ({**GOOD_IMAGES, "y": GOOD_IMAGES["y"][:, None]}, {}),
-     ({**GOOD_IMAGES, "x": nan_pixel()}, {}), ({**GOOD_IMAGES, "x": np.full((20, 8, 8), 3.0)}, {}),
-     ({**GOOD_IMAGES, "x": np.zeros((20, 8, 8), dtype=np.int32)}, {}), ({**GOOD_IMAGES, "x": np.zeros(20, dtype=np.uint8)}, {}),
-     ({**GOOD_IMAGES, "x": np.zeros((20, 7, 8), dtype=np.uint8)}, {}),
-     ({**GOOD_IMAGES, "x": np.zeros((20, 8, 8, 4), dtype=np.uint8)}, {}), ({**GOOD_IMAGES, "y": GOOD_IMAGES["y"][:19]}, {}),
-     ({**GOOD_IMAGES, "split": np.full(20, 2)}, {}), ({**GOOD_IMAGES, "split": np.array(["train"] * 20)}, {}),
-     ({**GOOD_IMAGES, "splits": np.zeros(20)}, {}), ({**GOOD_IMAGES, "names": np.zeros(4)}, {}),
-     ({**GOOD_IMAGES, "split": np.zeros((20, 1))}, {}), ({**GOOD_IMAGES, "split": np.zeros(19)}, {}),
-     ({**GOOD_IMAGES, "split": np.ones(20)}, {}), ({"x": np.zeros((0, 8, 8), dtype=np.uint8), "y": np.zeros(0, dtype=int)}, {}),
-     ({**GOOD_IMAGES, "y": np.zeros(20, dtype=int)}, {})],
-)  # fmt: skip
+    [
+        ({"x": GOOD_IMAGES["x"]}, {}),
+        ({"y": GOOD_IMAGES["y"]}, {}),
+        ({**GOOD_IMAGES, "y": GOOD_IMAGES["y"] - 1}, {}),
+        ({**GOOD_IMAGES, "y": GOOD_IMAGES["y"] + 1}, {"num_classes": 4}),
+        ({**GOOD_IMAGES, "y": GOOD_IMAGES["y"] * 10_000}, {}),
+        ({**GOOD_IMAGES, "y": GOOD_IMAGES["y"] / 2}, {}),
+        ({**GOOD_IMAGES, "y": GOOD_IMAGES["y"][:, None]}, {}),
+        ({**GOOD_IMAGES, "x": nan_pixel()}, {}),
+        ({**GOOD_IMAGES, "x": np.full((20, 8, 8), 3.0)}, {}),
+        ({**GOOD_IMAGES, "x": np.zeros((20, 8, 8), dtype=np.int32)}, {}),
+        ({**GOOD_IMAGES, "x": np.zeros(20, dtype=np.uint8)}, {}),
+        ({**GOOD_IMAGES, "x": np.zeros((20, 7, 8), dtype=np.uint8)}, {}),
+        ({**GOOD_IMAGES, "x": np.zeros((20, 8, 8, 4), dtype=np.uint8)}, {}),
+        ({**GOOD_IMAGES, "y": GOOD_IMAGES["y"][:19]}, {}),
+        ({**GOOD_IMAGES, "split": np.full(20, 2)}, {}),
+        ({**GOOD_IMAGES, "split": np.array(["train"] * 20)}, {}),
+        ({**GOOD_IMAGES, "splits": np.zeros(20)}, {}),
+        ({**GOOD_IMAGES, "names": np.zeros(4)}, {}),
+        ({**GOOD_IMAGES, "split": np.zeros((20, 1))}, {}),
+        ({**GOOD_IMAGES, "split": np.zeros(19)}, {}),
+        ({**GOOD_IMAGES, "split": np.ones(20)}, {}),
+        ({"x": np.zeros((0, 8, 8), dtype=np.uint8), "y": np.zeros(0, dtype=int)}, {}),
+        ({**GOOD_IMAGES, "y": np.zeros(20, dtype=int)}, {}),
+    ],
+)
 def test_npz_faults_are_one_line(tmp_path, arrays, changes, expect_error):
     with expect_error() as error:
         load_images(settings_of("npz", path=npz(tmp_path, **arrays), **changes))

@@ -69,25 +69,33 @@ RELU = r"nn.ReLU\(\), nn.MaxPool"
 
 @pytest.mark.parametrize(
     ("group", "old", "new"),
-    [("model", r"def build", "def make"),
-     ("model", r"config, in_channels, image_size, num_classes\):", "config, num_classes):"),
-     ("model", r"SplitModel\(encoder, .*", "nn.Sequential(encoder)\n"),
-     ("model", r"Stages\(\[first, (.*?)\], .*?\)\n", r"nn.Sequential(first, first_tail, \1)\n"),
-     ("model", r"width, num_classes\)\)", "width, 3))"),
-     ("model", RELU, "nn.BatchNorm2d(config.channels, track_running_stats=False), nn.MaxPool"),
-     ("model", RELU, "nn.Dropout(0.2), nn.MaxPool"), ("model", r"\[first_tail, nn.ReLU\(\)\]", "[first_tail]"),
-     ("model", LINEAR_HEAD, "nn.Identity(), nn.Sequential(nn.Linear(config.width, num_classes))"),
-     ("model", LINEAR_HEAD, "nn.Linear(config.width, config.width), nn.Linear(config.width, num_classes)"),
-     ("model", r"config.width, num_classes\)\)", 'config.width, num_classes), 0.5, ("classifier", "projector.1"))'),
-     ("model", r"first = nn", "first = None.parts"),
-     ("model", r"nn.Linear\(flat, config.width\)", "nn.LazyLinear(config.width)"), ("model", r"@dataclass\(frozen=True\)", ""),
-     ("dataset", r"def load", "def read"), ("dataset", r"\(Common\)", ""), ("partition", r"def split", "def cut"),
-     ("partition", r"\(Common\)", ""), ("participation", r"\(Selection\)", ""), ("participation", r"\(Participation\)", ""),
-     ("participation", r"    everyone = False\n", ""),
-     ("participation", r"return np.arange.*?== shift", "return np.arange(3) == shift"),
-     ("participation", r"return np.arange.*?== shift", "return np.arange(4)"),
-     ("participation", r"return np.arange.*?== shift", "return [True] * 4")],
-)  # fmt: skip
+    [
+        ("model", r"def build", "def make"),
+        ("model", r"config, in_channels, image_size, num_classes\):", "config, num_classes):"),
+        ("model", r"SplitModel\(encoder, .*", "nn.Sequential(encoder)\n"),
+        ("model", r"Stages\(\[first, (.*?)\], .*?\)\n", r"nn.Sequential(first, first_tail, \1)\n"),
+        ("model", r"width, num_classes\)\)", "width, 3))"),
+        ("model", RELU, "nn.BatchNorm2d(config.channels, track_running_stats=False), nn.MaxPool"),
+        ("model", RELU, "nn.Dropout(0.2), nn.MaxPool"),
+        ("model", r"\[first_tail, nn.ReLU\(\)\]", "[first_tail]"),
+        ("model", LINEAR_HEAD, "nn.Identity(), nn.Sequential(nn.Linear(config.width, num_classes))"),
+        ("model", LINEAR_HEAD, "nn.Linear(config.width, config.width), nn.Linear(config.width, num_classes)"),
+        ("model", r"config.width, num_classes\)\)", 'config.width, num_classes), 0.5, ("classifier", "projector.1"))'),
+        ("model", r"first = nn", "first = None.parts"),
+        ("model", r"nn.Linear\(flat, config.width\)", "nn.LazyLinear(config.width)"),
+        ("model", r"@dataclass\(frozen=True\)", ""),
+        ("dataset", r"def load", "def read"),
+        ("dataset", r"\(Common\)", ""),
+        ("partition", r"def split", "def cut"),
+        ("partition", r"\(Common\)", ""),
+        ("participation", r"\(Selection\)", ""),
+        ("participation", r"\(Participation\)", ""),
+        ("participation", r"    everyone = False\n", ""),
+        ("participation", r"return np.arange.*?== shift", "return np.arange(3) == shift"),
+        ("participation", r"return np.arange.*?== shift", "return np.arange(4)"),
+        ("participation", r"return np.arange.*?== shift", "return [True] * 4"),
+    ],
+)
 def test_code_that_lacks_something_is_one_line_before_anything_is_loaded(home, expect_error, group, old, new):
     change_part(home, group, old, new)
     with expect_error() as found:
@@ -97,14 +105,17 @@ def test_code_that_lacks_something_is_one_line_before_anything_is_loaded(home, e
 
 @pytest.mark.parametrize(
     ("group", "old", "new"),
-    [("dataset", r"return make_images\(.*", "return x, y\n"), ("partition", r"cuts\[:-1\]", "cuts[:-2]"),
-     ("partition", r"return np.split.*?\n", "return order\n"),
-     ("partition", r"return np.split\(order,", "return np.split(order / 2,"),
-     ("partition", r"return np.split.*?\n", "return [[0], [1], [2], [3]]\n"),
-     ("partition", r"return np.split\(order,", "return np.split(order + 9999,"),
-     ("partition", r"return np.split\(order,", "return np.split(0 * order,"),
-     ("partition", r"return np.split.*?\n", "return [order[:0], order[:99], order[99:200], order[198:300]]\n")],
-)  # fmt: skip
+    [
+        ("dataset", r"return make_images\(.*", "return x, y\n"),
+        ("partition", r"cuts\[:-1\]", "cuts[:-2]"),
+        ("partition", r"return np.split.*?\n", "return order\n"),
+        ("partition", r"return np.split\(order,", "return np.split(order / 2,"),
+        ("partition", r"return np.split.*?\n", "return [[0], [1], [2], [3]]\n"),
+        ("partition", r"return np.split\(order,", "return np.split(order + 9999,"),
+        ("partition", r"return np.split\(order,", "return np.split(0 * order,"),
+        ("partition", r"return np.split.*?\n", "return [order[:0], order[:99], order[99:200], order[198:300]]\n"),
+    ],
+)
 def test_what_code_returns_is_looked_at_when_data_are_loaded(home, expect_error, group, old, new):
     assert load_federation(make_run(home, group).client).num_clients == 4
     for name in [name for name in sys.modules if name.split(".")[0] == "parts"]:
@@ -317,13 +328,16 @@ def raise_type_error(config, draw):
 
 @pytest.mark.parametrize(
     ("name", "function"),
-    [("split", raise_type_error), ("explicit", lambda config, test, num_clients: None),
-     ("explicit", lambda config, test, num_clients: ([np.arange(3)], None)),
-     ("explicit", lambda config, test, num_clients: ([np.arange(3), np.array([1.5])], None)),
-     ("explicit", lambda config, test, num_clients: ([np.arange(3), np.array([99999])], None)),
-     ("explicit", lambda config, test, num_clients: ([np.arange(3), np.array([2])], None)),
-     ("explicit", lambda config, test, num_clients: ([np.arange(3), np.arange(3, 1797)], None))],
-)  # fmt: skip
+    [
+        ("split", raise_type_error),
+        ("explicit", lambda config, test, num_clients: None),
+        ("explicit", lambda config, test, num_clients: ([np.arange(3)], None)),
+        ("explicit", lambda config, test, num_clients: ([np.arange(3), np.array([1.5])], None)),
+        ("explicit", lambda config, test, num_clients: ([np.arange(3), np.array([99999])], None)),
+        ("explicit", lambda config, test, num_clients: ([np.arange(3), np.array([2])], None)),
+        ("explicit", lambda config, test, num_clients: ([np.arange(3), np.arange(3, 1797)], None)),
+    ],
+)
 def test_what_a_changed_partitioner_returns_is_a_partition(monkeypatch, expect_error, name, function):
     monkeypatch.setattr(iid, name, function, raising=False)
     with expect_error("partition"):

@@ -23,10 +23,15 @@ def home(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("old", "new", "key"),
-    [("module: my_package.my_method\n", "", "strategy"), ("my_package.my_method", "my_method", "strategy"),
-     ("name: mine", "name: mine\nserver: my_rule", "strategy"), ("server: fedavg", "server: fedavgg", None),
-     ("_local@", "_locl@", None), ("_local@", "/zzz/qqqqqq@", None)],
-)  # fmt: skip
+    [
+        ("module: my_package.my_method\n", "", "strategy"),
+        ("my_package.my_method", "my_method", "strategy"),
+        ("name: mine", "name: mine\nserver: my_rule", "strategy"),
+        ("server: fedavg", "server: fedavgg", None),
+        ("_local@", "_locl@", None),
+        ("_local@", "/zzz/qqqqqq@", None),
+    ],
+)
 def test_a_yaml_without_its_module_or_with_a_misspelt_default_says_what_to_write(home, expect_error, old, new, key):
     write(home / "yamls" / "strategy" / "mine.yaml", AVERAGED_METHOD.replace(old, new))
     with expect_error(key):
@@ -49,10 +54,15 @@ def test_our_own_choices_have_their_modules_where_they_are_looked_for(group):
 
 @pytest.mark.parametrize(
     ("folder", "file", "key"),
-    [("yamls", "stratgy/other.yaml", "strategy"), ("yamls", "other.yaml", "strategy"),
-     ("yamls", "strategy/other.yml", "strategy"), ("yamls/strategy", "strategy/other.yaml", "--config-dir"),
-     ("yamls", "model/other.yaml", "strategy"), ("yamls", "strategy/others.yaml", "strategy")],
-)  # fmt: skip
+    [
+        ("yamls", "stratgy/other.yaml", "strategy"),
+        ("yamls", "other.yaml", "strategy"),
+        ("yamls", "strategy/other.yml", "strategy"),
+        ("yamls/strategy", "strategy/other.yaml", "--config-dir"),
+        ("yamls", "model/other.yaml", "strategy"),
+        ("yamls", "strategy/others.yaml", "strategy"),
+    ],
+)
 def test_a_yaml_where_none_is_looked_for_is_found(home, expect_error, folder, file, key):
     write(home / "yamls" / file, AVERAGED_METHOD.replace("name: mine", "name: other"))
     with expect_error(key):
@@ -79,9 +89,14 @@ def test_a_rule_beside_a_method_that_has_its_own_is_refused_at_once_whatever_els
 
 @pytest.mark.parametrize(
     "text",
-    ["grid: {decay: {on: {}, off: {}}}", "grid: {size: {10: {}}}", "where: {dataset=digits: 3}", "where: dataset=digits",
-     "published: x"],
-)  # fmt: skip
+    [
+        "grid: {decay: {on: {}, off: {}}}",
+        "grid: {size: {10: {}}}",
+        "where: {dataset=digits: 3}",
+        "where: dataset=digits",
+        "published: x",
+    ],
+)
 def test_a_slip_in_an_experiment_of_ones_own_is_one_line(home, expect_error, text):
     write(home / "yamls" / "experiment" / "mine.yaml", f"# @package _global_\n{text}\n")
     with expect_error():

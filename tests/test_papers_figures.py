@@ -147,9 +147,12 @@ def test_weights_are_shown_of_all_clients_and_of_those_nearest_to_a_probability(
     (figure,) = figures.of_papers(runs_of(tmp_path, plot, {"clients": rows, "strategy": strategy})).values()
     shown = {line.get_label(): line.get_ydata().tolist() for line in figure.axes[0].lines}
     assert shown == {
-        "mean of all clients": [1.5, 3], "client nearest p = 0.402": [1, 2], "its expected weight, p = 0.402": [1.5, 1.5],
-        "client nearest p = 0.02": [2, 4], "its expected weight, p = 0.02": pytest.approx([1.98, 1.98]),
-    }  # fmt: skip
+        "mean of all clients": [1.5, 3],
+        "client nearest p = 0.402": [1, 2],
+        "its expected weight, p = 0.402": [1.5, 1.5],
+        "client nearest p = 0.02": [2, 4],
+        "its expected weight, p = 0.02": pytest.approx([1.98, 1.98]),
+    }
 
 
 def test_several_metrics_are_a_figure_each_and_accuracies_alone_are_smoothed(tmp_path):

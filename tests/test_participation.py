@@ -306,12 +306,22 @@ def test_faulty_parquet_is_one_line(tmp_path, expect_error):
 
 @pytest.mark.parametrize(
     "text",
-    ["client,round\n0,1\n", "client,round,available\n7,1,1\n", "client,round,available\n0,0,1\n",
-     "client,round,available\n0,1,2\n", "client,round,available\n", "client,round,available\n0,0,1,1\n1,1,2,1\n",
-     "client,round,available\n0,1,1\n0,2,\n", "client,round,available\n0,1,yes\n", "client,round,available\na,1,1\n",
-     "client,round,available\n0,1.5,1\n", "client,round,available\n-1,1,1\n", "client,round,available\n0,1,1\n1,1,1\n0,1,0\n",
-     ""],
-)  # fmt: skip
+    [
+        "client,round\n0,1\n",
+        "client,round,available\n7,1,1\n",
+        "client,round,available\n0,0,1\n",
+        "client,round,available\n0,1,2\n",
+        "client,round,available\n",
+        "client,round,available\n0,0,1,1\n1,1,2,1\n",
+        "client,round,available\n0,1,1\n0,2,\n",
+        "client,round,available\n0,1,yes\n",
+        "client,round,available\na,1,1\n",
+        "client,round,available\n0,1.5,1\n",
+        "client,round,available\n-1,1,1\n",
+        "client,round,available\n0,1,1\n1,1,1\n0,1,0\n",
+        "",
+    ],
+)
 def test_faulty_traces_are_one_line(tmp_path, text, expect_error):
     file = tmp_path / "trace.csv"
     file.write_text(text)

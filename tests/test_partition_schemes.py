@@ -71,9 +71,14 @@ def test_balanced_dirichlet_draws_by_the_weights_of_the_classes():
 @pytest.mark.parametrize("clients", [10, 20, 37])
 @pytest.mark.parametrize(
     ("each", "changes"),
-    [(2, {}), (3, {"pieces": "random"}), (3, {"pieces": "uniform"}), (2, {"scheme": "shards"}),
-     (2, {"scheme": "shards", "distinct": True})],
-)  # fmt: skip
+    [
+        (2, {}),
+        (3, {"pieces": "random"}),
+        (3, {"pieces": "uniform"}),
+        (2, {"scheme": "shards"}),
+        (2, {"scheme": "shards", "distinct": True}),
+    ],
+)
 def test_pathological_class_limits(clients, each, changes):
     part = make("pathological", clients=clients, classes_per_client=each, **changes)
     held = (part.class_counts() > 0).sum(1)
@@ -161,9 +166,12 @@ def test_dirichlet_with_classes_that_have_no_example(scheme):
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [("pathological", {}), ("pathological", {"scheme": "shards", "distinct": True}),
-     ("lognormal", {"mean_size": 100, "sigma": 0.5})],
-)  # fmt: skip
+    [
+        ("pathological", {}),
+        ("pathological", {"scheme": "shards", "distinct": True}),
+        ("lognormal", {"mean_size": 100, "sigma": 0.5}),
+    ],
+)
 def test_only_classes_that_have_examples_are_dealt(name, changes):
     part = make(name, clients=10, data=data_with_a_gap(), classes_per_client=2, **changes)
     assert ((part.class_counts() > 0).sum(1) == 2).all()

@@ -126,11 +126,19 @@ def test_redraws_until_large_enough():
 
 @pytest.mark.parametrize(
     ("name", "clients", "changes"),
-    [("iid", 3000, {}), ("iid", 500, {"min_client_size": 5}), ("pathological", 20, {"classes_per_client": 11}),
-     ("pathological", 4, {"classes_per_client": 2}), ("lognormal", 20, {"classes_per_client": 11}),
-     ("dirichlet", 20, {"alpha": 0}), ("dirichlet", 20, {"alfa": 1}), ("iid", 20, {"scarce_clients": 21}), ("file", 20, {}),
-     ("file", 20, {"path": "/nowhere.json"})],
-)  # fmt: skip
+    [
+        ("iid", 3000, {}),
+        ("iid", 500, {"min_client_size": 5}),
+        ("pathological", 20, {"classes_per_client": 11}),
+        ("pathological", 4, {"classes_per_client": 2}),
+        ("lognormal", 20, {"classes_per_client": 11}),
+        ("dirichlet", 20, {"alpha": 0}),
+        ("dirichlet", 20, {"alfa": 1}),
+        ("iid", 20, {"scarce_clients": 21}),
+        ("file", 20, {}),
+        ("file", 20, {"path": "/nowhere.json"}),
+    ],
+)
 def test_impossible_requests_are_refused_with_the_numbers(name, clients, changes, expect_error):
     with expect_error():
         check(settings_of(name, **changes), clients)
@@ -142,10 +150,14 @@ LISTS = [[0, 5, 2], [1, 9], [7, 8, 3, 4]]
 
 @pytest.mark.parametrize(
     "text",
-    [json.dumps(LISTS), json.dumps({str(k): part for k, part in enumerate(LISTS)}), str(dict(enumerate(LISTS))),
-     str({str(k): part for k, part in reversed(list(enumerate(LISTS)))}),
-     json.dumps({"train": LISTS, "test": [[10], [], [11]]})],
-)  # fmt: skip
+    [
+        json.dumps(LISTS),
+        json.dumps({str(k): part for k, part in enumerate(LISTS)}),
+        str(dict(enumerate(LISTS))),
+        str({str(k): part for k, part in reversed(list(enumerate(LISTS)))}),
+        json.dumps({"train": LISTS, "test": [[10], [], [11]]}),
+    ],
+)
 def test_partition_from_a_file(tmp_path, text):
     file = tmp_path / "clients.txt"
     file.write_text(text)
@@ -164,10 +176,24 @@ def test_a_dropped_client_of_a_file_is_not_evaluated_either(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["[[0], [1]]", "[[0], [1], [1]]", "[[0], [1], [2000]]", "[[0], [1], [1999]]", "[[0], [1], [0.5]]", "[[0], [1], [true]]",
-     "[[0], [1], [99999999999999999999]]", "[[0], [1], [[2]]]", "[" * 100_000, "{[1]: [2]}", "hello", '{"a": [1]}',
-     '{"0": [0], "00": [1]}', '{"0": [0], "7": [1]}', "3"],
-)  # fmt: skip
+    [
+        "[[0], [1]]",
+        "[[0], [1], [1]]",
+        "[[0], [1], [2000]]",
+        "[[0], [1], [1999]]",
+        "[[0], [1], [0.5]]",
+        "[[0], [1], [true]]",
+        "[[0], [1], [99999999999999999999]]",
+        "[[0], [1], [[2]]]",
+        "[" * 100_000,
+        "{[1]: [2]}",
+        "hello",
+        '{"a": [1]}',
+        '{"0": [0], "00": [1]}',
+        '{"0": [0], "7": [1]}',
+        "3",
+    ],
+)
 def test_faulty_files_are_one_line(tmp_path, text, expect_error):
     file = tmp_path / "clients.txt"
     file.write_text(text)

@@ -39,10 +39,14 @@ def test_a_run_without_times_of_phases_has_no_medians(tmp_path):
 
 @pytest.mark.parametrize(
     ("how", "expected"),
-    [(("strategy=fedavg",), "samples"), (("strategy=fedavg", "strategy.weights=uniform"), "uniform"),
-     (("strategy=pmfl", "strategy.weights=samples"), "samples"), (("strategy=fedavg", "privacy=central"), "samples"),
-     (("strategy=fedproto",), None)],
-)  # fmt: skip
+    [
+        (("strategy=fedavg",), "samples"),
+        (("strategy=fedavg", "strategy.weights=uniform"), "uniform"),
+        (("strategy=pmfl", "strategy.weights=samples"), "samples"),
+        (("strategy=fedavg", "privacy=central"), "samples"),
+        (("strategy=fedproto",), None),
+    ],
+)
 def test_the_largest_weight_of_a_round_is_written(tmp_path, how, expected):
     """By examples, by clients, and nothing for a method that sums no models."""
     run(config_of(*TINY_RUN, "participation=full", "num_rounds=2", "engine=local", *how, f"output_dir={tmp_path}/run"))

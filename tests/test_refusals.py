@@ -142,11 +142,14 @@ MISTAKES_WITH_DATA = {
         f"{LONE_EXAMPLES} strategy.local.iterations=null strategy.local.epochs=1 strategy.local.batch_size=8"],
 }  # fmt: skip
 MISTAKES_ON_DEVICES = {
-    "strategy": ["strategy=fedcrll"], "overrides": ["output_dir='a b"],
+    "strategy": ["strategy=fedcrll"],
+    "overrides": ["output_dir='a b"],
     "min_replies": ["min_replies=4", "min_replies=3 participation=uniform participation.select=2",
-     "min_replies=3 participation=full held_out_clients=1"], "dataset": ["partition=own dataset=own", "dataset=own"],
+                    "min_replies=3 participation=full held_out_clients=1"],
+    "dataset": ["partition=own dataset=own", "dataset=own"],
     "partition": ["partition=own partition.keep_fraction=0.5"],
-    "privacy.seeded_noise": ["privacy=local privacy.seeded_noise=true"], "privacy.amplification": [SAMPLED_RUN],
+    "privacy.seeded_noise": ["privacy=local privacy.seeded_noise=true"],
+    "privacy.amplification": [SAMPLED_RUN],
     "attack": [f"attack={name}" for name in ("label_flip", "sign_flip", "scale", "noise", "alie", "ipm")],
 }  # fmt: skip
 
@@ -163,10 +166,13 @@ def test_a_mistake_is_one_line(expect_error, key, asked):
 
 @pytest.mark.parametrize(
     "asked",
-    ["strategy=fednova strategy.local.momentum=0.9", SAMPLED_RUN,
-     *(f"strategy=fedavg privacy=local {change}" for change in ("engine.max_norm=5", "engine.max_norm_ratio=50")),
-     *(f"strategy=fedavg privacy=local {change}" for change in ("min_replies=2", "on_divergence=stop"))],
-)  # fmt: skip
+    [
+        "strategy=fednova strategy.local.momentum=0.9",
+        SAMPLED_RUN,
+        *(f"strategy=fedavg privacy=local {change}" for change in ("engine.max_norm=5", "engine.max_norm_ratio=50")),
+        *(f"strategy=fedavg privacy=local {change}" for change in ("min_replies=2", "on_divergence=stop")),
+    ],
+)
 def test_what_is_near_a_mistake_is_taken(asked):
     check_overrides(*asked.split())
 

@@ -145,10 +145,29 @@ def test_two_runs_side_by_side(sweep, capsys):
 
 @pytest.mark.parametrize(
     "arguments",
-    ["", "--liist", "nowhere", "empty", "sweep --target 0", "--compare sweep sweep/fedavg-full", "--compare sweep", "--results",
-     "--results --list", "sweep --out file", "killed", "torn", "headless", "foreign", "partial", "summary",
-     "--results --target 50", "sweep --list --title a", "sweep --name a", "--compare killed killed sweep"],
-)  # fmt: skip
+    [
+        "",
+        "--liist",
+        "nowhere",
+        "empty",
+        "sweep --target 0",
+        "--compare sweep sweep/fedavg-full",
+        "--compare sweep",
+        "--results",
+        "--results --list",
+        "sweep --out file",
+        "killed",
+        "torn",
+        "headless",
+        "foreign",
+        "partial",
+        "summary",
+        "--results --target 50",
+        "sweep --list --title a",
+        "sweep --name a",
+        "--compare killed killed sweep",
+    ],
+)
 def test_mistakes_are_one_line(sweep, monkeypatch, capsys, expect_error, arguments):
     monkeypatch.chdir(sweep.parent)
     Path("empty").mkdir()

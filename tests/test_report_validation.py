@@ -45,9 +45,12 @@ def test_a_client_weighs_what_it_holds(tmp_path, capsys, count):
 
 @pytest.mark.parametrize(
     "numbers",
-    [{"num-examples": 2**62}, *map(slow, ({"num-examples": 1}, {"num-examples": float("inf")}, {"accuracy": -0.5})),
-     {"accuracy": 1.5}],
-)  # fmt: skip
+    [
+        {"num-examples": 2**62},
+        *map(slow, ({"num-examples": 1}, {"num-examples": float("inf")}, {"accuracy": -0.5})),
+        {"accuracy": 1.5},
+    ],
+)
 def test_a_score_that_cannot_be_does_not_count(tmp_path, numbers):
     wire = Wire(*plain(), change=claims("evaluate", 1, **numbers))
     _, metrics, _, summary = run_devices(tmp_path / "run", wire, "strategy=fedcrl")
@@ -76,10 +79,13 @@ def test_an_agent_does_without_a_loss_that_is_not_said_or_not_finite(tmp_path):
 
 
 ODD_CLAIMS = {
-    "infinite partition": {"partition-id": float("inf")}, "infinite count": {"num-test-examples": float("inf")},
-    "counts beyond int64": {"class-counts": [1e300] * 10}, "one number": {"class-counts": 5},
-    "negative": {"class-counts": [-1] * 10}, "more than there can be": {"class-counts": [2**60] * 10},
-}  # fmt: skip
+    "infinite partition": {"partition-id": float("inf")},
+    "infinite count": {"num-test-examples": float("inf")},
+    "counts beyond int64": {"class-counts": [1e300] * 10},
+    "one number": {"class-counts": 5},
+    "negative": {"class-counts": [-1] * 10},
+    "more than there can be": {"class-counts": [2**60] * 10},
+}
 
 
 @pytest.mark.parametrize("odd", ODD_CLAIMS)

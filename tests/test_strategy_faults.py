@@ -156,9 +156,12 @@ def test_a_run_that_its_rule_ends_is_one_line_and_keeps_its_checkpoints(tmp_path
 
 @pytest.mark.parametrize(
     "eval_model",
-    [lambda self, model: None, lambda self, model: {n: v for n, v in model.items() if n != NAME},
-     lambda self, model: model | {"head": torch.ones(1)}],
-)  # fmt: skip
+    [
+        lambda self, model: None,
+        lambda self, model: {n: v for n, v in model.items() if n != NAME},
+        lambda self, model: model | {"head": torch.ones(1)},
+    ],
+)
 def test_the_model_that_a_rule_has_scored_is_whole(monkeypatch, expect_error, eval_model):
     monkeypatch.setattr(FedAvg, "eval_model", eval_model)
     with expect_error("FedAvg.eval_model"):
@@ -190,13 +193,25 @@ def test_clients_may_send_nothing_or_none_of_the_model(expect_error):
 
 @pytest.mark.parametrize(
     ("kind", "name", "value"),
-    [("metrics", "x", torch.tensor([1.0, 2.0])), ("metrics", "x", torch.tensor(1.0)), ("metrics", "x", np.float32(1)),
-     ("metrics", "x", [1.0]), ("metrics", "x", True), ("metrics", "x", np.inf), ("metrics", 1, 0.5),
-     ("client_metrics", 1, ([0], [1])), ("client_metrics", "x", ([0, 1], ["a", "b"])),
-     ("client_metrics", "x", ([0.0, 1.0], [1, 2])), ("client_metrics", "x", ([0], torch.ones(1))),
-     ("client_metrics", "x", ([0, 1], [0.5])), ("client_metrics", "x", ([0, 1], np.ones((2, 1)))),
-     ("client_metrics", "x", (0, 0.5)), ("client_metrics", "x", np.ones(2)), ("client_metrics", "x", {0: 0.5})],
-)  # fmt: skip
+    [
+        ("metrics", "x", torch.tensor([1.0, 2.0])),
+        ("metrics", "x", torch.tensor(1.0)),
+        ("metrics", "x", np.float32(1)),
+        ("metrics", "x", [1.0]),
+        ("metrics", "x", True),
+        ("metrics", "x", np.inf),
+        ("metrics", 1, 0.5),
+        ("client_metrics", 1, ([0], [1])),
+        ("client_metrics", "x", ([0, 1], ["a", "b"])),
+        ("client_metrics", "x", ([0.0, 1.0], [1, 2])),
+        ("client_metrics", "x", ([0], torch.ones(1))),
+        ("client_metrics", "x", ([0, 1], [0.5])),
+        ("client_metrics", "x", ([0, 1], np.ones((2, 1)))),
+        ("client_metrics", "x", (0, 0.5)),
+        ("client_metrics", "x", np.ones(2)),
+        ("client_metrics", "x", {0: 0.5}),
+    ],
+)
 def test_what_a_rule_logs_has_a_name_and_numbers(stops, kind, name, value):
     stops("Mine", aggregate=aggregating(lambda self: getattr(self.round, kind).update({name: value})))
 
@@ -225,9 +240,20 @@ Pair = namedtuple("Pair", "first second")
 
 @pytest.mark.parametrize(
     "value",
-    [{1, 2}, [1, {"g": object()}], {(0, 1): torch.ones(1)}, np.array([None]), np.ones(1, "uint16"), np.ones(1, ">f4"),
-     [np.complex64(1j)], torch.ones(1, dtype=torch.complex64), torch.eye(2).to_sparse(), Pair(1, 2), defaultdict(int)],
-)  # fmt: skip
+    [
+        {1, 2},
+        [1, {"g": object()}],
+        {(0, 1): torch.ones(1)},
+        np.array([None]),
+        np.ones(1, "uint16"),
+        np.ones(1, ">f4"),
+        [np.complex64(1j)],
+        torch.ones(1, dtype=torch.complex64),
+        torch.eye(2).to_sparse(),
+        Pair(1, 2),
+        defaultdict(int),
+    ],
+)
 def test_what_no_checkpoint_holds_is_refused_before_the_run_and_in_the_round_that_brings_it(expect_error, stops, value):
     with expect_error("Mine"):
         digits_run("fedavg", 1, clients=2, rule=rule(setup=lambda self: self.state.update(f=value)))
@@ -255,21 +281,28 @@ def test_a_selection_is_sorted_and_may_be_a_list_or_empty(clients):
 
 @pytest.mark.parametrize(
     ("own", "key"),
-    [({f"model/{NAME}": torch.zeros(3)}, "strategy.server"), ({f"model/{NAME}": np.zeros(10)}, "Mine"),
-     ([torch.zeros(10)], "Mine")],
-)  # fmt: skip
+    [
+        ({f"model/{NAME}": torch.zeros(3)}, "strategy.server"),
+        ({f"model/{NAME}": np.zeros(10)}, "Mine"),
+        ([torch.zeros(10)], "Mine"),
+    ],
+)
 def test_what_one_client_alone_receives_is_looked_at(unsent, own, key):
     unsent(key, per_client_broadcast=lambda self, model, client, evaluating: own if client else None)
 
 
 @pytest.mark.parametrize(
     ("change", "key"),
-    [(lambda sent: None, "Mine"), (lambda sent: {n: v.sum() for n, v in sent.items()}, "strategy.server"),
-     (lambda sent: {n: v for n, v in sent.items() if NAME not in n}, "strategy.server"),
-     (lambda sent: {n.removeprefix("model/"): v for n, v in sent.items()}, "strategy.server"),
-     (lambda sent: sent | {"extra/x": 1}, "Mine"), (lambda sent: sent | {"modl/x": torch.ones(1)}, "Mine"),
-     (lambda sent: sent | {f"model/{NAME}": torch.arange(10)}, "Mine")],
-)  # fmt: skip
+    [
+        (lambda sent: None, "Mine"),
+        (lambda sent: {n: v.sum() for n, v in sent.items()}, "strategy.server"),
+        (lambda sent: {n: v for n, v in sent.items() if NAME not in n}, "strategy.server"),
+        (lambda sent: {n.removeprefix("model/"): v for n, v in sent.items()}, "strategy.server"),
+        (lambda sent: sent | {"extra/x": 1}, "Mine"),
+        (lambda sent: sent | {"modl/x": torch.ones(1)}, "Mine"),
+        (lambda sent: sent | {f"model/{NAME}": torch.arange(10)}, "Mine"),
+    ],
+)
 def test_what_all_clients_receive_is_looked_at(unsent, change, key):
     unsent(key, broadcast=lambda self, model: change(FedAvg.broadcast(self, model)))
 
@@ -307,13 +340,17 @@ OWN_BROADCAST = "    def per_client_broadcast(self, model, client, evaluating):\
 
 @pytest.mark.parametrize(
     ("half", "more", "key"),
-    [("method", "    upload = 'weights'", "strategy"), ("method", FUNCTION_OF_METHOD + "return config.nothing", "strategy"),
-     ("rule", FUNCTION_OF_RULE + "raise ValueError('a\\nslip')", "strategy.server"),
-     ("rule", FUNCTION_OF_RULE + "self.state['f'] = {1}", "MyRule"),
-     ("rule", BROADCAST + "return model['x']", "strategy.server"), ("rule", BROADCAST + "pass", "MyRule"),
-     ("rule", BROADCAST + "return {n: v.sum() for n, v in super().broadcast(model).items()}", "strategy.server"),
-     ("rule", OWN_BROADCAST + "return self.nothing", "strategy.server")],
-)  # fmt: skip
+    [
+        ("method", "    upload = 'weights'", "strategy"),
+        ("method", FUNCTION_OF_METHOD + "return config.nothing", "strategy"),
+        ("rule", FUNCTION_OF_RULE + "raise ValueError('a\\nslip')", "strategy.server"),
+        ("rule", FUNCTION_OF_RULE + "self.state['f'] = {1}", "MyRule"),
+        ("rule", BROADCAST + "return model['x']", "strategy.server"),
+        ("rule", BROADCAST + "pass", "MyRule"),
+        ("rule", BROADCAST + "return {n: v.sum() for n, v in super().broadcast(model).items()}", "strategy.server"),
+        ("rule", OWN_BROADCAST + "return self.nothing", "strategy.server"),
+    ],
+)
 def test_what_can_be_told_before_a_run_is(tmp_path, monkeypatch, expect_error, half, more, key):
     write(tmp_path / "my_package" / "__init__.py", "")
     write(tmp_path / "yamls" / "strategy" / "mine.yaml", METHOD)

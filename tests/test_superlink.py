@@ -86,9 +86,12 @@ def run_on(wire, folder, *overrides):
 
 @pytest.mark.parametrize(
     ("call", "fault"),
-    [(call, fault) if number == kind else slow(call, fault) for number, call in enumerate(CALLS) for kind,
-     fault in enumerate(FAULTS)],
-)  # fmt: skip
+    [
+        (call, fault) if number == kind else slow(call, fault)
+        for number, call in enumerate(CALLS)
+        for kind, fault in enumerate(FAULTS)
+    ],
+)
 def test_a_run_goes_on_after_a_superlink_was_silent(tmp_path, clock, call, fault):
     begin, wire = clock.now, FaultyWire(clock, [call], FAULTS[fault], MAX_SILENCE_SECONDS - 2)
     model, metrics, summary = run_on(wire, tmp_path / "run")

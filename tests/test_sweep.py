@@ -90,8 +90,11 @@ def test_cases_and_conditions_set_what_the_command_line_does_not(folder):
     def compose_table(*overrides):
         config = OmegaConf.to_container(compose_job([TABLE, *overrides], folder), resolve=True)
         return config, (
-            config["num_rounds"], config["num_clients"], config["model"]["name"], config["strategy"]["history_size"],
-        )  # fmt: skip
+            config["num_rounds"],
+            config["num_clients"],
+            config["model"]["name"],
+            config["strategy"]["history_size"],
+        )
 
     assert compose_table("variant=full")[1] == (300, 50, "cnn_pmfl", 5)
     config, values = compose_table("variant=flat", "dataset=mnist", "scale=small", "strategy.history_size=2")
@@ -107,9 +110,14 @@ def test_cases_and_conditions_set_what_the_command_line_does_not(folder):
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("dataset: [digits, mnist]", "dataset: digits"), ("num_rounds: 7", "num_round: 7"), ("num_rounds: 5", "num_round: 5"),
-     ("dataset=mnist model=mlp", "dataset=mnist mlp"), ("[digits, mnist]", "[digits, mnits]")],
-)  # fmt: skip
+    [
+        ("dataset: [digits, mnist]", "dataset: digits"),
+        ("num_rounds: 7", "num_round: 7"),
+        ("num_rounds: 5", "num_round: 5"),
+        ("dataset=mnist model=mlp", "dataset=mnist mlp"),
+        ("[digits, mnist]", "[digits, mnits]"),
+    ],
+)
 def test_a_mistake_in_a_grid_is_one_line_before_any_job(folder, old, new, expect_error):
     path = folder / "experiment" / "own" / "table.yaml"
     path.write_text(EXPERIMENT.replace(old, new, 1))

@@ -144,10 +144,15 @@ def test_each_phase_is_sorted_by_its_own_steps_and_put_back():
             local_training, model = replace(self.config.local, batch_size=0.06), {"mine": mine}
             phases = [
                 self.train(stack, local_training=local_training, loss_inputs=model, loss=self.compute_mine, purpose="first"),
-                self.train(stack, local_training=local_training, reference_models={"mine": (self.name, model)},
-                 loss=self.compute_mine, purpose="second"),
+                self.train(
+                    stack,
+                    local_training=local_training,
+                    reference_models={"mine": (self.name, model)},
+                    loss=self.compute_mine,
+                    purpose="second",
+                ),
                 self.train(stack, before_step=self.check_batch, loss=self.compute_mine),
-            ]  # fmt: skip
+            ]
             for losses in phases:
                 seen.append((losses.steps, losses.mean("mine").tolist(), losses.counts.sum(1).tolist()))
             return self.make_upload(stack)

@@ -38,12 +38,26 @@ def test_a_home_is_found_in_a_runs_folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "asked",
-    ["output_dir=${oc.env:NO_SUCH_VARIABLE}/a", "output_dir=runs/${strategy.nam}", "-m strategy.local.lr=interval(0.01,0.1)",
-     "seed=0,1", "-m seed=0,1,", "resume=latest", "-m resume=latest seed=0,1",
-     "experiment=fedcrl/base strategy=fedavg strategy.local=3", "engine=local engine.memory_folder=/no/such", "--num_rounds=3",
-     "-m seed=0,1 --cfg job", "--multirn seed=0,1", "-x seed=1", "--cfg strategy", "--package strategy", "--resolve",
-     "--cfg job -p strategi"],
-)  # fmt: skip
+    [
+        "output_dir=${oc.env:NO_SUCH_VARIABLE}/a",
+        "output_dir=runs/${strategy.nam}",
+        "-m strategy.local.lr=interval(0.01,0.1)",
+        "seed=0,1",
+        "-m seed=0,1,",
+        "resume=latest",
+        "-m resume=latest seed=0,1",
+        "experiment=fedcrl/base strategy=fedavg strategy.local=3",
+        "engine=local engine.memory_folder=/no/such",
+        "--num_rounds=3",
+        "-m seed=0,1 --cfg job",
+        "--multirn seed=0,1",
+        "-x seed=1",
+        "--cfg strategy",
+        "--package strategy",
+        "--resolve",
+        "--cfg job -p strategi",
+    ],
+)
 def test_what_no_run_can_take_is_one_line(call_command, expect_error, asked):
     done = call_command(*asked.split())
     assert (done.returncode, done.stdout) == (2, "")
@@ -59,9 +73,15 @@ def test_flags_that_show_something(call_command):
 
 @pytest.mark.parametrize(
     ("override", "key"),
-    [("experimnt=pmfl/table1", "experimnt"), ("lr=0.1", "lr"), ("strategy.lr=0.1", "strategy.lr"),
-     ("dataset.name=mnist", "dataset.name"), ("grid.seed=[0]", "grid"), ("seed=0,1", "seed")],
-)  # fmt: skip
+    [
+        ("experimnt=pmfl/table1", "experimnt"),
+        ("lr=0.1", "lr"),
+        ("strategy.lr=0.1", "strategy.lr"),
+        ("dataset.name=mnist", "dataset.name"),
+        ("grid.seed=[0]", "grid"),
+        ("seed=0,1", "seed"),
+    ],
+)
 def test_a_key_in_another_place_is_named(expect_error, override, key):
     with expect_error(key):
         compose("experiment=digits", override)
@@ -147,12 +167,15 @@ def test_one_job_of_a_table_is_said_to_be_one(tmp_path, call_command):
 
 @pytest.mark.parametrize(
     ("group", "text", "key"),
-    [("experiment", "num_rounds: 2\n", "--config-dir"), ("strategy/server", "server: anchor\n", "--config-dir"),
-     ("experiment", "# @package _global_\nwhere:\n  strategy=fedavgg: {num_rounds: 3}\n", None),
-     ("experiment", "# @package _global_\nmethods:\n  fedavg: {weights: uniform}\n", "methods"),
-     ("experiment", "# @package _global_\nwhere:\n  dataset=cifr10: {num_rounds: 3}\n", None),
-     ("experiment", "# @package _global_\nwhere:\n  datset=cifar10: {num_rounds: 3}\n", None)],
-)  # fmt: skip
+    [
+        ("experiment", "num_rounds: 2\n", "--config-dir"),
+        ("strategy/server", "server: anchor\n", "--config-dir"),
+        ("experiment", "# @package _global_\nwhere:\n  strategy=fedavgg: {num_rounds: 3}\n", None),
+        ("experiment", "# @package _global_\nmethods:\n  fedavg: {weights: uniform}\n", "methods"),
+        ("experiment", "# @package _global_\nwhere:\n  dataset=cifr10: {num_rounds: 3}\n", None),
+        ("experiment", "# @package _global_\nwhere:\n  datset=cifar10: {num_rounds: 3}\n", None),
+    ],
+)
 def test_a_yaml_of_ones_own_that_would_do_nothing_is_refused(tmp_path, expect_error, group, text, key):
     file = tmp_path / group / "mine.yaml"
     file.parent.mkdir(parents=True)
@@ -169,9 +192,13 @@ def test_a_sweep_without_a_table_says_why(tmp_path, call_command):
 
 @pytest.mark.parametrize(
     ("overrides", "scored"),
-    [("strategy=fedper", False), ("strategy=fedavg dataset.merge_splits=true partition.test_fraction=0", False),
-     ("strategy=fedavg eval_clients=false", True), ("strategy=fedper dataset.merge_splits=true", True)],
-)  # fmt: skip
+    [
+        ("strategy=fedper", False),
+        ("strategy=fedavg dataset.merge_splits=true partition.test_fraction=0", False),
+        ("strategy=fedavg eval_clients=false", True),
+        ("strategy=fedper dataset.merge_splits=true", True),
+    ],
+)
 def test_a_run_says_what_nothing_scores(tmp_path, capsys, expect_error, overrides, scored):
     asked = ["engine=local", "num_clients=4", "num_rounds=1", "model=mlp"]
     summary = run(config_of(*asked, *overrides.split(), f"output_dir={tmp_path}/run"))

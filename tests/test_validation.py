@@ -149,10 +149,15 @@ def test_selecting_on_test_data_is_said_in_one_line(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("asked", "key"),
-    [("strategy=fedavg select_on=validation", "select_on"),
-     ("strategy=fedper select_on=validation dataset.validation_fraction=0.2", "select_on"),
-     ("strategy=fedper early_stop=1 select_on=test partition.test_fraction=0 partition.validation_fraction=0.2", "early_stop")],
-)  # fmt: skip
+    [
+        ("strategy=fedavg select_on=validation", "select_on"),
+        ("strategy=fedper select_on=validation dataset.validation_fraction=0.2", "select_on"),
+        (
+            "strategy=fedper early_stop=1 select_on=test partition.test_fraction=0 partition.validation_fraction=0.2",
+            "early_stop",
+        ),
+    ],
+)
 def test_what_cannot_be_selected_on_is_refused(tmp_path, expect_error, asked, key):
     with expect_error(key):
         run(config_of(*with_method("x", *QUICK)[:-1], *asked.split(), f"output_dir={tmp_path}/a"))
@@ -178,10 +183,14 @@ def test_the_objective_of_a_search_is_the_validation_accuracy():
 
 @pytest.mark.parametrize(
     ("sweeper", "name", "select_on", "warned"),
-    [("OptunaSweeper", None, "test", True), ("OptunaSweeper", None, "validation", False),
-     ("OptunaSweeper", "accuracy_best", "validation", True), ("OptunaSweeper", "validation_accuracy_best", "validation", False),
-     ("BasicSweeper", None, "test", False)],
-)  # fmt: skip
+    [
+        ("OptunaSweeper", None, "test", True),
+        ("OptunaSweeper", None, "validation", False),
+        ("OptunaSweeper", "accuracy_best", "validation", True),
+        ("OptunaSweeper", "validation_accuracy_best", "validation", False),
+        ("BasicSweeper", None, "test", False),
+    ],
+)
 def test_a_search_by_test_data_is_said_in_one_line(monkeypatch, sweeper, name, select_on, warned):
     job = SimpleNamespace(mode=RunMode.MULTIRUN, sweeper={"_target_": f"somewhere.{sweeper}"})
     monkeypatch.setattr(launch.HydraConfig, "get", lambda: job)

@@ -105,14 +105,23 @@ def test_owners_are_clients_and_split_2_is_validation_data(write):
 
 @pytest.mark.parametrize(
     ("arrays", "more"),
-    [({}, ("model=cnn",)), ({}, ("strategy.local.augment=[flip]",)), ({}, ("dataset.normalize=half",)),
-     ({}, ("partition.feature_shift.kind=blur",)), ({"x": ARRAYS["tokens"]}, ()),
-     ({"x": ARRAYS["tokens"] - 5}, ("model=embedding_bag",)),
-     ({"x": ARRAYS["tokens"]}, ("model=embedding_bag", "model.padding=99")), ({"x": ARRAYS["signals"]}, ("model=cnn1d",)),
-     ({"x": np.where(np.arange(7) == 3, np.nan, ARRAYS["table"])}, ()), ({"x": np.ones((60, 7))}, ()),
-     ({"owner": np.arange(5)}, ()), ({"owner": np.ones((60, 2))}, ()), ({"x": np.array(["a"] * 60)[:, None]}, ()),
-     ({"x": RNG.normal(0, 1, (60, 4, 3))}, ("model=cnn1d", "dataset.kind=values"))],
-)  # fmt: skip
+    [
+        ({}, ("model=cnn",)),
+        ({}, ("strategy.local.augment=[flip]",)),
+        ({}, ("dataset.normalize=half",)),
+        ({}, ("partition.feature_shift.kind=blur",)),
+        ({"x": ARRAYS["tokens"]}, ()),
+        ({"x": ARRAYS["tokens"] - 5}, ("model=embedding_bag",)),
+        ({"x": ARRAYS["tokens"]}, ("model=embedding_bag", "model.padding=99")),
+        ({"x": ARRAYS["signals"]}, ("model=cnn1d",)),
+        ({"x": np.where(np.arange(7) == 3, np.nan, ARRAYS["table"])}, ()),
+        ({"x": np.ones((60, 7))}, ()),
+        ({"owner": np.arange(5)}, ()),
+        ({"owner": np.ones((60, 2))}, ()),
+        ({"x": np.array(["a"] * 60)[:, None]}, ()),
+        ({"x": RNG.normal(0, 1, (60, 4, 3))}, ("model=cnn1d", "dataset.kind=values")),
+    ],
+)
 def test_what_does_not_fit_is_one_line(write, tmp_path, expect_error, arrays, more):
     path = write(**{"x": ARRAYS["table"]} | arrays)
     plain = [] if any(each.startswith("model=") for each in more) else ["model=mlp"]

@@ -33,21 +33,30 @@ PATTERN = [[0, 1], [1], [0, 2], [], [1, 2]]
 # For each strategy: changes, and the model after each round, under full participation and under PATTERN.
 GOLDEN = {
     "fedavg": ({}, [2.190000, 2.343900, 2.468559, 2.569533, 2.651322], [2.190000, 2.913900, 2.645259, 2.645259, 2.997660]),
-    "fedau": ({"cutoff": 2}, [2.190000, 2.343900, 2.468559, 2.569533, 2.651322],
-     [2.126667, 2.371978, 2.301302, 2.301302, 2.680013]),
+    "fedau": (
+        {"cutoff": 2},
+        [2.190000, 2.343900, 2.468559, 2.569533, 2.651322],
+        [2.126667, 2.371978, 2.301302, 2.301302, 2.680013],
+    ),
     "pmfl": ({}, [2.190000, 2.214938, 2.296825, 2.401933, 2.515566], [2.126667, 2.232486, 2.140504, 2.145388, 2.687577]),
     "fedavgm": ({}, [2.190000, 2.419900, 2.622079, 2.774756, 2.878623], [2.190000, 2.989900, 3.026779, 3.026779, 3.321443]),
-    "fedadam": ({"server_lr": 0.1}, [2.094876, 2.223932, 2.373920, 2.536390, 2.704222],
-     [2.094876, 2.212567, 2.300121, 2.300121, 2.416998]),
+    "fedadam": (
+        {"server_lr": 0.1},
+        [2.094876, 2.223932, 2.373920, 2.536390, 2.704222],
+        [2.094876, 2.212567, 2.300121, 2.300121, 2.416998],
+    ),
     "fedagm": ({}, [2.189980, 2.474672, 2.770489, 3.017767, 3.184646], [2.189980, 3.044612, 3.339595, 3.339595, 3.763150]),
     "fedvarp": ({}, [2.190000, 2.343900, 2.468559, 2.569533, 2.651322], [2.190000, 2.280567, 2.436892, 2.436892, 2.541015]),
     "mifa": ({}, [2.190000, 2.343900, 2.468559, 2.569533, 2.651322], [2.126667, 2.245311, 2.396216, 2.547121, 2.652283]),
     "fedhyper": ({}, [2.190000, 2.348400, 2.478183, 2.583334, 2.667917], [2.190000, 3.013466, 2.746216, 2.746216, 3.023973]),
-    "fedexp": ({"epsilon": 0.1}, [2.190000, 2.343900, 2.469131, 2.572938, 2.657892],
-     [2.251984, 2.964107, 2.685927, 2.685927, 3.030601]),
+    "fedexp": (
+        {"epsilon": 0.1},
+        [2.190000, 2.343900, 2.469131, 2.572938, 2.657892],
+        [2.251984, 2.964107, 2.685927, 2.685927, 3.030601],
+    ),
     "fednova": ({}, [2.190000, 2.343900, 2.468559, 2.569533, 2.651322], [2.190000, 2.913900, 2.645259, 2.645259, 2.997660]),
     "fedawe": ({}, [2.190000, 2.343900, 2.468559, 2.569533, 2.651322], [2.190000, 2.913900, 1.963900, 1.963900, 3.515297]),
-}  # fmt: skip
+}
 LOCAL = [1.062882, 3.874236, 2.468559]  # each client alone after three full rounds: w := a + (w - a) 0.9^2 a round
 
 EPOCH = {"epochs": 1, "iterations": None, "batch_size": 7, "optimizer": "sgd", "lr": 0.05, "momentum": 0.0}
@@ -96,10 +105,16 @@ def rule_of(name, sizes=(1,), down=None, **changes):
     client = SimpleNamespace(message_spec=lambda model, config: (down, down), is_personal=lambda config: False)
     client.upload_training = client_class_of(chosen).upload_training
     return strategy_class_of(server)(
-        server.config, client_class=client, client_config=chosen.config, model=torch.nn.Module(),
-        population=Population(np.array(sizes), np.arange(1000, 1000 + len(sizes))), participation=Schedule([]), settings="",
-        num_rounds=1, seed=0,
-    )  # fmt: skip
+        server.config,
+        client_class=client,
+        client_config=chosen.config,
+        model=torch.nn.Module(),
+        population=Population(np.array(sizes), np.arange(1000, 1000 + len(sizes))),
+        participation=Schedule([]),
+        settings="",
+        num_rounds=1,
+        seed=0,
+    )
 
 
 def path(strategy, updates, start=0.0):

@@ -118,10 +118,15 @@ def test_neutral_server_rules_are_fedavg_also_beside_other_client_halves(name, n
 @pytest.mark.parametrize("weights", ["uniform", slow("samples")])
 @pytest.mark.parametrize(
     ("name", "changes", "local", "rounds"),
-    [("fedvarp", {}, {}, EVERYBODY), ("mifa", {}, {"lr_decay": 0.9}, EVERYBODY), ("fedawe", {}, {}, EVERYBODY),
-     ("fednova", {}, {"epochs": None, "iterations": 3}, EVERYBODY), ("fedexp", {"epsilon": 1e9}, {}, COHORTS_WITH_ABSENCES),
-     ("fedhyper", {"bound": 1.0}, {}, COHORTS_WITH_ABSENCES)],
-)  # fmt: skip
+    [
+        ("fedvarp", {}, {}, EVERYBODY),
+        ("mifa", {}, {"lr_decay": 0.9}, EVERYBODY),
+        ("fedawe", {}, {}, EVERYBODY),
+        ("fednova", {}, {"epochs": None, "iterations": 3}, EVERYBODY),
+        ("fedexp", {"epsilon": 1e9}, {}, COHORTS_WITH_ABSENCES),
+        ("fedhyper", {"bound": 1.0}, {}, COHORTS_WITH_ABSENCES),
+    ],
+)
 def test_a_rule_without_its_effect_is_fedavg_round_by_round(name, changes, local, rounds, weights):
     how = {"clients": 5, "schedule": rounds, "local": WORK | local, "weights": weights}
     ours, fedavg = (digits_run(each, len(rounds), **how, **own)[0] for each, own in ((name, changes), ("fedavg", {})))

@@ -68,9 +68,13 @@ def test_clients_are_evaluated_by_the_last_active_clients_mean(after_training):
             return own
 
     run_strategy(
-        workspace_of(config), config, Schedule(COHORTS_WITH_ABSENCES), len(COHORTS_WITH_ABSENCES), rule=Evaluating,
+        workspace_of(config),
+        config,
+        Schedule(COHORTS_WITH_ABSENCES),
+        len(COHORTS_WITH_ABSENCES),
+        rule=Evaluating,
         evaluated=range(5),
-    )  # fmt: skip
+    )
     own = {client for (t, client), tensors in given.items() if t == 4 and tensors is not None}
     assert own == ({1, 2, 3} if after_training else set())
 

@@ -34,8 +34,12 @@ def test_a_round_by_hand():
     for client in (0, 1):
         own, same_alone = memory[client], alone[client][1][client]
         assert {name.rpartition(".")[2] for name in own} == {
-            "weight", "bias", "running_mean", "running_var", "num_batches_tracked",
-        }  # fmt: skip
+            "weight",
+            "bias",
+            "running_mean",
+            "running_var",
+            "num_batches_tracked",
+        }
         for name, value in own.items():
             assert torch.equal(value, same_alone[name])
 

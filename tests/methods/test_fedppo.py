@@ -46,11 +46,16 @@ def test_who_is_rewarded_for_what_by_hand():
     replies = [
         Reply(
             client,
-            {"model/w": torch.ones(1), "report/accuracy": torch.tensor(accuracy),
-             "report/received_accuracy": torch.tensor(received)}, size, {"loss": loss},
+            {
+                "model/w": torch.ones(1),
+                "report/accuracy": torch.tensor(accuracy),
+                "report/received_accuracy": torch.tensor(received),
+            },
+            size,
+            {"loss": loss},
         )
         for client, (accuracy, received, loss, size) in enumerate(reports)
-    ]  # fmt: skip
+    ]
     rule.aggregate({"w": torch.zeros(1)}, Replies(replies))
     clients, rewards = rule.round.client_metrics["reward"]
     assert clients.tolist() == [0, 1]

@@ -269,10 +269,13 @@ def test_ablations_differ():
     runs = {
         key: digits_run(name, 1, clients=3, local=PLAIN_TRAINING, model="lenet", **changes)[0][-1]
         for key, name, changes in (
-            ("rcl", "fedrcl", {"threshold": 0.0}), ("p", "fedrcl", {"threshold": 0.0, "pairs": "all"}), ("scl", "fedscl", {}),
-            ("cl", "fedcl", {}), ("last", "fedrcl", {"threshold": 0.0, "levels": "last"}),
+            ("rcl", "fedrcl", {"threshold": 0.0}),
+            ("p", "fedrcl", {"threshold": 0.0, "pairs": "all"}),
+            ("scl", "fedscl", {}),
+            ("cl", "fedcl", {}),
+            ("last", "fedrcl", {"threshold": 0.0, "levels": "last"}),
         )
-    }  # fmt: skip
+    }
     for a in runs:
         for b in runs:
             assert same(runs[a], runs[b]) == (a == b), (a, b)

@@ -76,9 +76,12 @@ def test_a_strategy_makes_flowers_steps(name, settings, theirs):
 
 @pytest.mark.parametrize(
     ("name", "settings", "theirs"),
-    [("median", {}, flower.FedMedian()), ("trimmed_mean", {"trim": 0.3}, flower.FedTrimmedAvg(beta=0.3)),
-     ("krum", {"assumed": 0.3}, flower.Krum(num_malicious_nodes=1))],
-)  # fmt: skip
+    [
+        ("median", {}, flower.FedMedian()),
+        ("trimmed_mean", {"trim": 0.3}, flower.FedTrimmedAvg(beta=0.3)),
+        ("krum", {"assumed": 0.3}, flower.Krum(num_malicious_nodes=1)),
+    ],
+)
 def test_an_aggregation_is_flowers(name, settings, theirs):
     for updates in draw_updates(4):
         ours = combine_points(name, updates.tolist(), SIZES, **settings)

@@ -27,11 +27,15 @@ def test_what_is_remembered_must_be_in_the_memory_that_a_client_begins_with():
 
 @pytest.mark.parametrize(
     ("sent", "said"),
-    [({"extra": torch.ones(1)}, "what message_spec declares, which extra is not"),
-     ({"model/classifier.bias": torch.ones(1, 3)},
-      r"classifier.bias of shape \(1, 10\), as message_spec declares it, not \(1, 3\)"),
-     ({"model/classifier.bias": torch.ones(1, 10).int()}, "classifier.bias in float32 or float64, not torch.int32")],
-)  # fmt: skip
+    [
+        ({"extra": torch.ones(1)}, "what message_spec declares, which extra is not"),
+        (
+            {"model/classifier.bias": torch.ones(1, 3)},
+            r"classifier.bias of shape \(1, 10\), as message_spec declares it, not \(1, 3\)",
+        ),
+        ({"model/classifier.bias": torch.ones(1, 10).int()}, "classifier.bias in float32 or float64, not torch.int32"),
+    ],
+)
 def test_what_is_sent_must_be_what_messages_declares(sent, said):
     """Otherwise every reply would be rejected, on some engines without a reason."""
 
@@ -59,9 +63,14 @@ def test_one_client_is_centralised_sgd():
 
 @pytest.mark.parametrize(
     ("name", "neutral"),
-    [("fedntd", {"distil_weight": 0.0}), ("fedlc", {"calibration": 0.0}), ("feddecorr", {"decorrelation_weight": 0.0}),
-     ("fedmlb", {"hybrid_weight": 0.0, "distil_weight": 0.0}), ("fedavg_fitnet", {"hint_weight": 0.0})],
-)  # fmt: skip
+    [
+        ("fedntd", {"distil_weight": 0.0}),
+        ("fedlc", {"calibration": 0.0}),
+        ("feddecorr", {"decorrelation_weight": 0.0}),
+        ("fedmlb", {"hybrid_weight": 0.0, "distil_weight": 0.0}),
+        ("fedavg_fitnet", {"hint_weight": 0.0}),
+    ],
+)
 def test_without_its_own_terms_a_loss_is_fedavgs_bit_for_bit(name, neutral):
     assert all(map(same, *as_fedavg(name, **neutral)))
     ours, fedavg = as_fedavg(name)
@@ -70,26 +79,38 @@ def test_without_its_own_terms_a_loss_is_fedavgs_bit_for_bit(name, neutral):
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [slow("apfl", {"local": {"momentum": 0.5, "weight_decay": 0.01}}),
-     slow("ditto", {"local": {"momentum": 0.5, "clip_norm": 1.0}}), slow("fedawe", {"local": WORK}),
-     slow("fedbabu", {"local": EPOCH | {"momentum": 0.9}}),
-     slow("feddyn", {"local": EPOCH | {"lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": None}}),
-     slow("fedexp", {"local": WORK}), ("fednova", {"local": WORK | {"batch_size": 9, "momentum": 0.5}}),
-     slow("fedproc", {"local": {"epochs": 1}}),
-     *(slow("perfedavg", {"gradient": gradient, "inner_lr": 0.1, "local": {"batch_size": 3}})
-       for gradient in ("first_order", "hessian_free", "exact")),
-     slow("pfedme", {"outer_lr": 0.05, "local": {"clip_norm": 1.0, "lr": 0.02}}),
-     ("scaffold", {"local": {"lr": 0.02, "epoch_lr_decay": 0.5, "epochs": 2}})],
-)  # fmt: skip
+    [
+        slow("apfl", {"local": {"momentum": 0.5, "weight_decay": 0.01}}),
+        slow("ditto", {"local": {"momentum": 0.5, "clip_norm": 1.0}}),
+        slow("fedawe", {"local": WORK}),
+        slow("fedbabu", {"local": EPOCH | {"momentum": 0.9}}),
+        slow("feddyn", {"local": EPOCH | {"lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": None}}),
+        slow("fedexp", {"local": WORK}),
+        ("fednova", {"local": WORK | {"batch_size": 9, "momentum": 0.5}}),
+        slow("fedproc", {"local": {"epochs": 1}}),
+        *(
+            slow("perfedavg", {"gradient": gradient, "inner_lr": 0.1, "local": {"batch_size": 3}})
+            for gradient in ("first_order", "hessian_free", "exact")
+        ),
+        slow("pfedme", {"outer_lr": 0.05, "local": {"clip_norm": 1.0, "lr": 0.02}}),
+        ("scaffold", {"local": {"lr": 0.02, "epoch_lr_decay": 0.5, "epochs": 2}}),
+    ],
+)
 def test_a_stack_equals_its_clients_alone_with_other_training_settings(name, changes):
     stacked_equals_alone(name, **changes)
 
 
 @pytest.mark.parametrize(
     ("name", "uploads", "remembers"),
-    [("fedavg", "model", False), ("fedprox", "model", False), ("fedau", "model", False), ("fedrcl", "model", False),
-     ("moon", "model", True), ("pmfl", "delta", True)],
-)  # fmt: skip
+    [
+        ("fedavg", "model", False),
+        ("fedprox", "model", False),
+        ("fedau", "model", False),
+        ("fedrcl", "model", False),
+        ("moon", "model", True),
+        ("pmfl", "delta", True),
+    ],
+)
 def test_a_method_of_whole_models_declares_them_and_whether_it_remembers(name, uploads, remembers):
     """test_every.py compares messages and client states with what is declared."""
     workspace = workspace_of(config_of(f"strategy={name}", "num_clients=40", "model=mlp"))

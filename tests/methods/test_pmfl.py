@@ -130,12 +130,18 @@ def test_buffer_holds_the_last_iterates_across_rounds(start):
     assert held == {tuple(i.tolist()) for i in iterates[1:]}
 
 
-@pytest.mark.parametrize(("local", "stack_size"), [(STEPS, 2), (EPOCHS, 1), slow(STEPS, 1), slow(EPOCHS, 2)])
+@pytest.mark.parametrize(
+    ("local", "stack_size"), [(STEPS, 2), (EPOCHS, 1), slow(STEPS, 1), slow(EPOCHS, 2)], ids=["steps2", "epochs1", "steps1", "epochs2"]
+)
 @pytest.mark.parametrize(
     ("scope", "size", "start", "threshold"),
-    [("across", 3, "received", "previous"), ("within", 3, "received", "client"), ("across", 60, "received", "client"),
-     ("across", 3, "previous", "previous")],
-)  # fmt: skip
+    [
+        ("across", 3, "received", "previous"),
+        ("within", 3, "received", "client"),
+        ("across", 60, "received", "client"),
+        ("across", 3, "previous", "previous"),
+    ],
+)
 def test_compares_with_what_its_buffer_holds(scope, size, start, threshold, local, stack_size):
     """Stored representations equal those that are computed anew from the received model and the iterates at each step.
 
