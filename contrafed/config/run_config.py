@@ -118,7 +118,14 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     """
     import contrafed.data.checks
     import contrafed.data.images
-    from contrafed.config.validate import check_attack, check_classes, check_mean, check_participation, check_privacy
+    from contrafed.config.validate import (
+        check_attack,
+        check_classes,
+        check_lateness,
+        check_mean,
+        check_participation,
+        check_privacy,
+    )
     from contrafed.data.clock import check_clock
     from contrafed.data.participation import pattern_class_of
     from contrafed.server.base import strategy_class_of
@@ -153,6 +160,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     check_classes(client.strategy, server)
     check_participation(participation, top.num_trained, top.seed_of_federation)
     check_clock(chosen["clock"], top.num_trained, top.seed_of_federation)
+    check_lateness(participation, chosen["clock"], client.strategy, server)
     check_privacy(chosen["privacy"], server, participation)
     if isinstance(chosen["privacy"].config, central.Config):
         limits = chosen["engine"].config
