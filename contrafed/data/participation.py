@@ -17,7 +17,7 @@ from contrafed.core.schema import Range
 
 @dataclass(frozen=True)
 class Selection:
-    """Settings that the ``Config`` of every pattern inherits: the number of selected clients, and the share of lost replies."""
+    """Settings that the ``Config`` of every pattern inherits: the selected clients, lost replies, and late clients."""
 
     select: int | float | None  # None: every client
     loss_rate: Annotated[float, Range(ge=0, le=1)]
