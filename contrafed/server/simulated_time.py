@@ -32,12 +32,12 @@ class SimulatedTime:
         self.bytes_down, self.bytes_up = count_bytes(strategy.broadcast_spec), count_bytes(strategy.upload_spec)
         self.late: str = participation.config.late
         self.now = 0.0  # the end of the last planned round
-        self.waiting: dict[int, dict[str, Any]] = {}  # by client, late replies that have not arrived
-        self._arrivals: dict[int, float] = {}  # late clients of this round, and when they arrive
+        self.busy: dict[int, float] = {}  # late clients that are still at work, and when they arrive
+        self.waiting: dict[int, dict[str, Any]] = {}  # their replies. A client whose reply was rejected has none
 
     def leave_out_busy(self, clients: np.ndarray) -> np.ndarray:
         """Return the clients that are not still at work for an earlier round."""
-        return clients[~np.isin(clients, list(self.waiting))] if self.waiting else clients
+        return clients[~np.isin(clients, list(self.busy))] if self.busy else clients
 
     def plan(self, done: Round, costs: Mapping[int, int]) -> dict[int, int]:
         """Plan a round, and log its simulated seconds and each client's part of it.
@@ -62,19 +62,16 @@ class SimulatedTime:
             taken = np.where(late, np.where(replies, fit, np.minimum(made, steps)), steps)
         lasts = self._find_length(seconds, deadline)
         start, self.now = self.now, self.now + lasts
-        self._arrivals = {}
         if self.late == "stale":
-            self._arrivals = dict(zip(clients[late].tolist(), (start + seconds[late]).tolist(), strict=True))
-            busy = seconds
-        else:
-            busy = np.minimum(seconds, deadline)
+            self.busy |= dict(zip(clients[late].tolist(), (start + seconds[late]).tolist(), strict=True))
+        at_work = seconds if self.late == "stale" else np.minimum(seconds, deadline)
         done.simulated = {"simulated_seconds": lasts, "simulated_time": self.now}
         if self.participation.has_late_clients:
             lost = ~replies
             done.simulated |= {"late": int(late.sum()), "lost_steps": int(taken[lost].sum())}
-            done.simulated["lost_seconds"] = float(busy[lost].sum())
+            done.simulated["lost_seconds"] = float(at_work[lost].sum())
         sent = {"bytes_down": np.full(len(clients), self.bytes_down), "bytes_up": np.where(replies, self.bytes_up, 0)}
-        for name, values in {"steps": taken, "simulated_seconds": busy, **sent}.items():
+        for name, values in {"steps": taken, "simulated_seconds": at_work, **sent}.items():
             done.client_metrics[name] = clients, values
         return dict(zip(clients[replies].tolist(), taken[replies].tolist(), strict=True))
 
@@ -89,10 +86,9 @@ class SimulatedTime:
         return limit
 
     def _find_length(self, seconds: np.ndarray, deadline: float) -> float:
-        """Return how long a round lasts. Without a cohort it waits for the first late reply, if there is any."""
+        """Return how long a round lasts. Without a cohort it waits for a late reply, if there is any."""
         if not len(seconds):
-            arrivals = [float(reply["arrives"]) - self.now for reply in self.waiting.values()]
-            return max(min([deadline, *arrivals]), 0.0) if arrivals else 0.0
+            return min(deadline, min(self.busy.values()) - self.now) if self.busy else 0.0
         return min(float(seconds.max()), deadline)
 
     def exchange(self, valid: Sequence[Reply], done: Round, broadcast: Callable[[], Tensors]) -> list[Reply]:
@@ -105,23 +101,19 @@ class SimulatedTime:
         """
         if self.late != "stale":
             return list(valid)
-        arrived = [client for client, reply in sorted(self.waiting.items()) if reply["arrives"] <= self.now]
+        self.busy = {client: arrives for client, arrives in self.busy.items() if arrives > self.now}
+        arrived = sorted(self.waiting.keys() - self.busy.keys())
         received = broadcast() if arrived else {}
         # As if the update had been made from the current model.
-        found = [Reply(client, received=received, **self._take(client)) for client in arrived]
+        found = [Reply(client, received=received, **self.waiting.pop(client)) for client in arrived]
         for reply in valid:
-            if reply.client in self._arrivals:
+            if reply.client in self.busy:
                 kept = {"num_examples": reply.num_examples, "metrics": reply.metrics, "norm": reply.norm}
-                self.waiting[reply.client] = {**kept, "tensors": self._changes(reply), "arrives": self._arrivals[reply.client]}
+                self.waiting[reply.client] = {**kept, "tensors": self._changes(reply)}
             else:
                 found.append(reply)
         done.simulated["stale"] = len(arrived)
         return found
-
-    def _take(self, client: int) -> dict[str, Any]:
-        kept = self.waiting.pop(client)
-        del kept["arrives"]
-        return kept
 
     def _changes(self, reply: Reply) -> Tensors:
         """Return a reply's update, and its buffers as they are. All are copies, because workers use their memory again."""
@@ -132,11 +124,11 @@ class SimulatedTime:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs of it."""
-        return {"now": self.now, "waiting": self.waiting}
+        return {"now": self.now, "busy": self.busy, "waiting": self.waiting}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state of a checkpoint."""
-        self.now, self.waiting = float(state["now"]), dict(state["waiting"])
+        self.now, self.busy, self.waiting = float(state["now"]), dict(state["busy"]), dict(state["waiting"])
 
 
 def count_bytes(spec: Mapping[str, tuple[int, ...]]) -> int:
