@@ -114,7 +114,7 @@ def _curves(
     # The runs' own method, because ``quiet`` has added keys to a group's.
     one = len({group.runs[0].method for group in found}) == 1 and len(found) <= LINES
     apart = {key for group in found for key, value in group.setting if one or value == EMPTY_CELL}
-    panels: dict[str, dict[str, list[Points]]] = {}
+    panels: dict[str, dict[str, Any]] = {}
     for group in found:
         panel = _setting(replace(group, setting=tuple(pair for pair in group.setting if pair[0] not in apart)))
         label = replace(group, setting=tuple(pair for pair in group.setting if pair[0] in apart)).label
