@@ -22,6 +22,7 @@ from contrafed.core.inputs import build_model_for, example_inputs
 from contrafed.core.privacy import central, none
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import Tensors
+from contrafed.data.clock import make_clock
 from contrafed.data.participation import make_participation, pattern_class_of
 from contrafed.server.aggregation import make_aggregation
 from contrafed.server.base import FederatedStrategy, Population, strategy_class_of
@@ -29,6 +30,7 @@ from contrafed.server.buffers import leave_out
 from contrafed.server.checks import broadcast, eval_model_fault, sent_fault, state_fault
 from contrafed.server.norm_limit import NormLimit
 from contrafed.server.privacy import count_protected_kinds
+from contrafed.server.simulated_time import find_stale_obstacle
 from contrafed.training.base import Client
 from contrafed.training.loop import is_in, is_pattern
 from contrafed.training.workspace import client_class_of
@@ -139,6 +141,7 @@ def build_strategy(
                 after_training=run.evaluate_after == "local_training",
                 privacy=run.privacy.config if isinstance(run.privacy.config, central.Config) else None,
                 aggregation=make_aggregation(run.aggregation),
+                clock=make_clock(run.clock, run.num_trained, run.seed_of_federation),
             )
     except MemoryError as error:
         raise UserError(f"num_clients={run.num_clients} or the model is too large for this machine's memory") from error
@@ -169,6 +172,11 @@ def check_strategy(run: Run, strategy: FederatedStrategy, initial: Tensors) -> N
             raise UserError(fault)
     if fault := state_fault(strategy):
         raise UserError(fault)
+    if run.participation.config.late == "stale" and (reason := find_stale_obstacle(strategy)):
+        raise UserError(
+            f"participation.late=stale: strategy={run.client.strategy.name} cannot use replies to an earlier model: {reason}. "
+            "Fix: participation.late=drop"
+        )
 
 
 def try_method(run: Run) -> None:

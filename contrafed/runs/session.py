@@ -51,8 +51,9 @@ from contrafed.server.replies import MAX_REPLY_OVERHEAD_BYTES, norm
 from contrafed.training.traffic import BYTES_PER_NUMBER, count_scalars
 from contrafed.training.workspace import Workspace, workspace_for
 
-# Of a checkpoint's state: the norms of recent accepted replies.
+# Names in a checkpoint's state: the norms of recent accepted replies.
 RECENT_NORMS = "recent upload norms"
+SIMULATED_TIME = "simulated time"  # the moment, and late replies
 
 # Called after every round with its number and metrics, named SCOPE/SPLIT/METRIC as the columns of metrics.csv.
 OnRound = Callable[[int, dict[str, float]], None]
@@ -67,7 +68,8 @@ class Session:
         self.run, self.folder = run, run.folder
         self.grid = grid = wrap_in_attack(grid, run.attack, run.num_clients, run.seed)
         self.workspace = workspace_for(run.client.to_json())
-        self.fingerprint = fingerprint_run(self.workspace.federation.data.fingerprint, run.client.partition, run.participation)
+        images = self.workspace.federation.data.fingerprint
+        self.fingerprint = fingerprint_run(images, run.client.partition, run.participation, run.clock)
         self.places = self._choose_personal_paths()
         self.resumed = checkpoint.find(run.resume) if run.resume else None
         if run.resume and self.resumed is None:  # complete when the run was checked
@@ -240,6 +242,8 @@ class Session:
             found |= {"target_accuracy": stopping.target, "rounds_to_target": reached}
             for name in ("bytes_up", "bytes_down"):
                 found[f"{name}_to_target"] = None if reached is None else self.recorder.total(name, reached)
+            if self.strategy.time is not None:
+                found["simulated_time_to_target"] = None if reached is None else self.recorder.simulated_time(reached)
         return found
 
     def _traffic(self) -> dict[str, int]:
@@ -310,6 +314,8 @@ class Session:
         found, state = resumed.server()
         self.model = {name: found[name] for name in self.model}  # older files have another order
         self.norms.recent = list(state.pop(RECENT_NORMS, []))
+        if self.strategy.time is not None:
+            self.strategy.time.restore(state.pop(SIMULATED_TIME))
         self.selection.restore(state, self.folder, self._about_model)
         checkpoint.put_back(self.strategy.state, state)
         self.strategy.round = Round(resumed.server_round, np.zeros(0, dtype=np.int64))
@@ -327,6 +333,8 @@ class Session:
             changed, own = self.grid.take_changed(), self.grid.own(server_round)
             logs, sums = self.recorder.sizes(), self.recorder.checksums()
             state = self.strategy.state | {RECENT_NORMS: list(self.norms.recent), **self.selection.state()}
+            if self.strategy.time is not None:
+                state[SIMULATED_TIME] = self.strategy.time.state()
             self.checkpoints.save(server_round, self.model, state, changed, logs, own, sums, self._any_accepted)
             self._any_accepted = False
             self.grid.on_checkpoint(server_round, self.checkpoints.wait)
