@@ -1,16 +1,20 @@
-"""Measure how a run grows: clients 10^2 to 10^6, participants 10 to 10,000, rounds to 100,000. FedAvg on a tiny model.
+"""Measure how a run grows: clients 10^2 to 10^6, participants 10 to 10,000, rounds to 10,000. FedAvg on a tiny model.
 
-    python benchmarks/growth.py                                # ours, on engine=local and engine=ray
-    python benchmarks/growth.py --parts participants --repeats 1 --engines local
+    python benchmarks/growth.py --rows growth.jsonl                     # every cell, with their table
+    python benchmarks/growth.py --rows growth.jsonl --draw growth.svg   # the table and the figure of earlier cells
+    python benchmarks/growth.py --rows growth.jsonl --parts participants --engines local pfl --pfl peers/bin/python
 
-Each cell is one process. Cells take turns, and values are medians. ``CPU`` is a round's CPU time in the process. ``MiB`` is the
-largest proportional size in memory of the process and of all that it started.
+Each cell is one process of at most ``--limit`` seconds. Cells take turns, and values are medians. ``CPU`` is a round's CPU time
+in the process. ``MiB`` is the largest proportional size in memory of the process and of all that it started. ``plain`` is
+Flower's simulation with its own FedAvg, and clients that do nothing. ``pfl`` is Apple's, in the environment of ``--pfl``.
 """
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -18,22 +22,22 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from run import images
 
 # part: (clients, participants, rounds). A round has one step of 32 examples.
 PARTS = {
     "clients": [(10**power, 10, 20) for power in range(2, 7)],
     "participants": [(20_000, count, 6) for count in (10, 100, 1_000, 10_000)],
     "rounds": [(100, 10, count) for count in (100, 1_000, 10_000)],
-    "largest": [(200_000, 100_000, 2)],
 }
+NAMES = {"plain": "Flower alone"}
+EXAMPLES, STEP = 160, 32  # of a client, and of its step
 COMMON = (
-    "dataset=npz", "model=mlp", "model.hidden=[16]", "partition=sampled", "partition.examples_per_client=160",
-    "eval_every=1000000", "strategy=fedavg", "strategy.local.iterations=1", "strategy.local.batch_size=32", "tracker=none",
-    "strategy.local.lr=0.01", "participation=uniform",
+    "dataset=npz", "model=mlp", "model.hidden=[16]", "partition=sampled", f"partition.examples_per_client={EXAMPLES}",
+    "eval_every=1000000", "strategy=fedavg", "strategy.local.iterations=1", f"strategy.local.batch_size={STEP}",
+    "tracker=none", "strategy.local.lr=0.01", "participation=uniform",
 )  # fmt: skip
 
 
@@ -58,44 +62,225 @@ def sum_memory(root: int) -> float:
     return total / 1024
 
 
-def cell(engine: str, clients: int, participants: int, rounds: int, folder: Path) -> dict[str, float]:
-    """Run one setting in this process."""
+class Rounds:
+    """The moments at which rounds end, from the start of the cell."""
+
+    def __init__(self) -> None:
+        self.began, self.seconds, self.cpu = time.perf_counter(), list[float](), list[float]()
+
+    def end(self, *_: Any) -> None:
+        """Note a round. The first call ends the start-up."""
+        self.seconds.append(time.perf_counter() - self.began)
+        self.cpu.append(time.process_time())
+
+    def about(self) -> dict[str, float]:
+        """Return the start-up's seconds, and the median wall and CPU seconds of a round after the first."""
+        seconds, cpu = (statistics.median(b - a for a, b in itertools.pairwise(v[1:])) for v in (self.seconds, self.cpu))
+        return {"start": self.seconds[0], "seconds": seconds, "cpu": cpu}
+
+
+def ours(engine: str, clients: int, participants: int, rounds: int, folder: Path) -> Rounds:
+    """Run a setting on one of Contrafed's engines."""
     from contrafed import compose, run
 
-    began, cpu, peak, done = time.perf_counter(), [], [0.0], threading.Event()
+    done = Rounds()
+    sizes = (f"num_clients={clients}", f"participation.select={participants}", f"num_rounds={rounds}", f"engine={engine}")
+    where = (f"dataset.path={folder / 'images.npz'}", f"output_dir={folder / str(os.getpid())}")
+    run(compose(*COMMON, *sizes, *where), on_round=done.end)
+    return done
+
+
+def plain(clients: int, participants: int, rounds: int) -> Rounds:
+    """Run Flower's simulation and its FedAvg. Its clients return what they receive, so that only Flower is measured."""
+    import torch
+    from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.simulation import run_simulation
+
+    client, server, done = ClientApp(), ServerApp(), Rounds()
+
+    @client.train()
+    def train(message, context):
+        records = {"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": EXAMPLES})}
+        return Message(RecordDict(records), reply_to=message)
+
+    class Timed(FedAvg):
+        def configure_train(self, *arguments):
+            done.end()
+            return super().configure_train(*arguments)
+
+    @server.main()
+    def serve(grid, context):
+        shared = participants / clients
+        strategy = Timed(fraction_train=shared, fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=clients)
+        model = torch.nn.Sequential(torch.nn.Linear(3072, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
+        strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=rounds + 1)
+
+    resources = {"client_resources": {"num_cpus": 1.0}, "init_args": {"include_dashboard": False}}
+    run_simulation(server, client, clients, backend_config=resources)
+    return done
+
+
+def pfl(clients: int, participants: int, rounds: int, folder: Path) -> Rounds:
+    """Run the setting in Apple's pfl, on one thread."""
+    import numpy as np
+    import torch
+    from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.algorithm.base import NNAlgorithmParams
+    from pfl.algorithm.federated_averaging import FederatedAveraging
+    from pfl.callback.base import TrainingProcessCallback
+    from pfl.data.dataset import Dataset
+    from pfl.data.federated_dataset import FederatedDataset
+    from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
+    from pfl.metrics import Metrics, Weighted
+    from pfl.model.pytorch import PyTorchModel
+
+    torch.set_num_threads(1)
+    done = Rounds()
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.Sequential(torch.nn.Linear(3072, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
+
+        def loss(self, x, y, is_eval=False):
+            return torch.nn.functional.cross_entropy(self.inner(x.flatten(1)), y)
+
+        def metrics(self, x, y, is_eval=True):
+            return {"loss": Weighted(self.loss(x, y).item() * len(y), len(y))}
+
+    x, y = (torch.from_numpy(np.load(folder / "images.npz")[name]) for name in ("x", "y"))
+
+    def load(user):
+        rows = np.random.default_rng([0, user]).integers(0, 40_000, EXAMPLES)
+        return Dataset((x[rows].float() / 255, y[rows]))
+
+    class Clock(TrainingProcessCallback):
+        def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
+            done.end()
+            return False, Metrics()
+
+    users = np.random.default_rng(0)
+    federated = FederatedDataset(load, lambda: int(users.integers(0, clients)))
+    wrapped = PyTorchModel(model := Model(), torch.optim.SGD, torch.optim.SGD(model.parameters(), lr=1.0))
+    FederatedAveraging().run(
+        algorithm_params=NNAlgorithmParams(
+            central_num_iterations=rounds, evaluation_frequency=10**6, train_cohort_size=participants, val_cohort_size=None
+        ),
+        backend=SimulatedBackend(training_data=federated, val_data=None),
+        model=wrapped,
+        model_train_params=NNTrainHyperParams(
+            local_num_epochs=None, local_num_steps=1, local_learning_rate=0.01, local_batch_size=STEP
+        ),
+        model_eval_params=NNEvalHyperParams(local_batch_size=STEP),
+        callbacks=[Clock()],
+    )
+    return done
+
+
+def cell(engine: str, clients: int, participants: int, rounds: int, folder: Path) -> dict[str, float]:
+    """Measure one setting in this process."""
+    peak, ended = [0.0], threading.Event()
 
     def watch() -> None:
-        while not done.wait(0.5):
+        while not ended.wait(0.5):
             peak[0] = max(peak[0], sum_memory(os.getpid()))
 
     threading.Thread(target=watch, daemon=True).start()
-    sizes = (f"num_clients={clients}", f"participation.select={participants}", f"num_rounds={rounds}", f"engine={engine}")
-    where = (f"dataset.path={folder / 'images.npz'}", f"output_dir={folder / str(os.getpid())}")
-    started: list[float] = []
+    if engine == "plain":
+        done = plain(clients, participants, rounds)
+    elif engine == "pfl":
+        done = pfl(clients, participants, rounds, folder)
+    else:
+        done = ours(engine, clients, participants, rounds, folder)
+    ended.set()
+    return {**done.about(), "MiB": max(peak[0], sum_memory(os.getpid()))}
 
-    def on_round(server_round: int, values: dict[str, float]) -> None:
-        started.append(time.perf_counter() - began)
-        cpu.append(time.process_time())
 
-    summary = run(compose(*COMMON, *sizes, *where), on_round=on_round)
-    done.set()
-    rows = (Path(summary["folder"]) / "times.csv").read_text().splitlines()[2:]
-    seconds = [float(row.split(",")[1]) for row in rows]
-    each = statistics.median(b - a for a, b in itertools.pairwise(cpu[1:])) if len(cpu) > 2 else 0.0
-    return {
-        "start": started[0],
-        "seconds": statistics.median(seconds),
-        "cpu": each,
-        "MiB": max(peak[0], sum_memory(os.getpid())),
-    }
+def measure(options: argparse.Namespace, folder: Path) -> None:
+    """Measure the cells in turn, and append each to the file of rows."""
+    from run import images
+
+    images(folder / "images.npz")
+    for _ in range(options.repeats):
+        for part, engine in itertools.product(options.parts, options.engines):
+            for sizes in PARTS[part]:
+                python = options.pfl if engine == "pfl" else sys.executable
+                command = [python, __file__, "--cell", engine, *map(str, sizes), str(folder)]
+                row = {"part": part, "sizes": sizes, "engine": engine} | run_cell(command, options.limit)
+                with options.rows.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+
+
+def run_cell(command: list[str], limit: float) -> dict[str, Any]:
+    """Return what a cell measured, or why it is left out. All processes that it started end with it."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        out, errors = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        return {"left": f"over {limit:g} s"}
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode:
+        print(f"{command[3:-1]}: {(errors.strip().splitlines() or [''])[-1]}", file=sys.stderr)
+        return {"left": "failed"}
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return found
+
+
+def medians(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Return the median values of each cell, and why it has none."""
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["part"], *row["sizes"], row["engine"]), []).append(row)
+    order = {part: i for i, part in enumerate(PARTS)}
+    out = {}
+    for key, cells in sorted(found.items(), key=lambda item: (order[item[0][0]], *item[0][1:4])):
+        good = [cell for cell in cells if "left" not in cell]
+        out[key] = {n: statistics.median(c[n] for c in good) for n in ("start", "seconds", "cpu", "MiB")} if good else cells[-1]
+    return out
+
+
+def table(found: dict[tuple[Any, ...], dict[str, Any]]) -> None:
+    """Print the table of the cells."""
+    print("| clients | participants | rounds | engine | start-up, s | s / round | CPU s / round | MiB |")
+    print("| ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: |")
+    for (_, *sizes, engine), row in found.items():
+        values = [row["left"], "", "", ""]
+        if "left" not in row:
+            values = [f"{row['start']:.1f}", f"{row['seconds']:.4f}", f"{row['cpu']:.4f}", f"{row['MiB']:.0f}"]
+        print(f"| {' | '.join([*(f'{size:,}' for size in sizes), NAMES.get(engine, engine), *values])} |")
+
+
+def draw(found: dict[tuple[Any, ...], dict[str, Any]], path: Path) -> None:
+    """Draw seconds a round, memory and start-up against clients and participants."""
+    import matplotlib.pyplot as plt
+
+    names = {"seconds": "s / round", "MiB": "MiB", "start": "start-up, s"}
+    figure, axes = plt.subplots(2, 3, figsize=(10, 5.5), sharex="row", layout="constrained")
+    engines = list(dict.fromkeys(key[-1] for key in found))
+    for line, (part, place) in zip(axes, (("clients", 1), ("participants", 2)), strict=True):
+        for (axis, name), engine in itertools.product(zip(line, names, strict=True), engines):
+            cells = [(key[place], row.get(name)) for key, row in found.items() if (key[0], key[-1]) == (part, engine)]
+            axis.plot(*zip(*cells, strict=True), marker="o", label=NAMES.get(engine, engine))
+            axis.set(xscale="log", yscale="log", xlabel=part, ylabel=names[name])
+    axes[0][0].legend()
+    figure.savefig(path)
 
 
 def main() -> None:
-    """Measure every cell in turn, repeatedly, and print the table."""
+    """Measure cells, then print the table of all rows in the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=Path, help="file of measured cells, JSON lines")
+    parser.add_argument("--draw", type=Path, help="measure nothing, and write the figure to this file")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--engines", nargs="+", default=["local", "ray"])
+    parser.add_argument("--engines", nargs="+", default=["local", "ray", "plain"])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--limit", type=float, default=180, help="seconds of a cell")
+    parser.add_argument("--pfl", default=sys.executable, help="Python with pfl and torch")
     parser.add_argument("--cell", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.cell:
@@ -103,27 +288,15 @@ def main() -> None:
         sys.stdout, out = sys.stderr, sys.stdout  # a run prints its own progress
         print(json.dumps(cell(engine, *map(int, sizes), Path(folder))), file=out)
         return
-    found: dict[tuple[str, ...], list[dict[str, float]]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        images(Path(folder) / "images.npz")
-        for _ in range(options.repeats):
-            for part in options.parts:
-                for sizes in PARTS[part]:
-                    for engine in options.engines:
-                        key = (part, *map(str, sizes), engine)
-                        command = [sys.executable, __file__, "--cell", engine, *key[1:4], folder]
-                        done = subprocess.run(command, capture_output=True, text=True)
-                        if done.returncode == 0:
-                            found.setdefault(key, []).append(json.loads(done.stdout.splitlines()[-1]))
-                        else:
-                            print(f"{key} failed: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
-    print("| part | clients | participants | rounds | engine | start-up, s | s / round | CPU s / round | MiB |")
-    print("| --- | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: |")
-    for key, rows in found.items():
-        start, seconds, cpu, memory = (
-            statistics.median(row[name] for row in rows) for name in ("start", "seconds", "cpu", "MiB")
-        )
-        print(f"| {' | '.join(key)} | {start:.1f} | {seconds:.4f} | {cpu:.4f} | {memory:.0f} |")
+    if options.rows is None:
+        parser.error("--rows names the file of measured cells")
+    if options.draw is None:
+        with tempfile.TemporaryDirectory() as folder:
+            measure(options, Path(folder))
+    found = medians([json.loads(line) for line in options.rows.read_text().splitlines()])
+    table(found)
+    if options.draw is not None:
+        draw(found, options.draw)
 
 
 if __name__ == "__main__":

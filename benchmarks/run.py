@@ -2,6 +2,7 @@
 
     pip install -e ".[bench]" && python benchmarks/run.py            # every setting, five alternating repeats
     python benchmarks/run.py --settings floor work --repeats 3
+    python benchmarks/run.py --settings work moon --peers peers/bin/python    # BlazeFL and fluke too (benchmarks/peers.py)
 
 Each figure is the median over rounds of one process, then over processes. The processes take turns, so that a busy machine
 slows all equally. The engine ``flower`` is Contrafed's strategy and clients in Flower's simulation runtime. With ``plain`` that
@@ -38,15 +39,22 @@ SETTINGS = {
     "floor": (("strategy=fedavg", "strategy.local.iterations=0", "participation.select=25"), 25, 0, 32),
     "work": (("strategy=fedavg", "strategy.local.batch_size=32", "participation.select=10"), 10, 5, 32),
     "pmfl": (("strategy=pmfl", "strategy.local.batch_size=32", "participation.select=10"), 10, 5, 32),
-}
+    "moon": (
+        (
+            "strategy=moon", "strategy.local.epochs=1", "strategy.local.batch_size=32", "strategy.local.momentum=0",
+            "strategy.local.weight_decay=0", "participation.select=10",
+        ), 10, 5, 32,
+    ),
+}  # fmt: skip
 WHAT = {
     "floor": "25 of 250 clients do nothing",
     "work": "10 of 250 clients, 5 steps of batch 32, FedAvg",
     "pmfl": "10 of 250 clients, 5 steps of batch 32, PMFL with N = 5",
+    "moon": "10 of 250 clients, 5 steps of batch 32, MOON",
 }
 NAMES = {"flower": "our apps in Flower's runtime", "plain": "Flower alone"}
 # Rounds, and how many of them at the start are excluded, because memory that engines reuse is new in them.
-ROUNDS = {"floor": (50, 20), "work": (12, 4), "pmfl": (12, 4)}
+ROUNDS = {"floor": (50, 20), "work": (12, 4), "pmfl": (12, 4), "moon": (12, 4)}
 
 
 def images(path: Path, train: int = 40_000, test: int = 100, seed: int = 0) -> None:
@@ -268,16 +276,34 @@ def cell(peer: str, setting: str, folder: Path) -> dict[str, float]:
     return {**measured, "megabytes": max(own, children) / 1024}
 
 
-def peers(setting: str) -> list[str]:
+def peers(setting: str, others: bool) -> list[str]:
     """Return what is measured on a setting. Other frameworks do not have our methods, and pfl's rounds and a loop need a
     step. Peers are measured as shipped and with the allocator settings of Contrafed's engines.
+
+    Args:
+        setting: The setting.
+        others: Whether the peers of ``peers.py`` are measured too.
     """
-    others = {
+    fluke = ["fluke", "fluke with reused memory"] if others else []
+    blazefl = ["blazefl", "blazefl with reused memory"] if others else []
+    beside = {
         "floor": ["plain"],
-        "work": ["plain", "bare", "bare as shipped", "pfl", "pfl with reused memory"],
+        "work": ["plain", "bare", "bare as shipped", "pfl", "pfl with reused memory", *blazefl, *fluke],
         "pmfl": ["bare", "bare as shipped"],
+        "moon": fluke,
     }
-    return ["ray", "local", "flower", *others[setting]]
+    return ["ray", "local", "flower", *beside[setting]]
+
+
+def command_of(peer: str, setting: str, folder: str, python: str | None) -> tuple[list[str], dict[str, str]]:
+    """Return the command that measures a cell, and its environment."""
+    if not peer.startswith(("blazefl", "fluke")):
+        return [sys.executable, __file__, "--cell", peer, setting, folder], dict(os.environ)
+    import peers as others
+
+    numbers = [SETTINGS[setting][1], *ROUNDS[setting]]
+    reused = others.REUSED if "reused" in peer else {}
+    return [str(python), others.__file__, peer, setting, *map(str, numbers), folder], {**os.environ, **reused}
 
 
 def main() -> None:
@@ -285,6 +311,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--peers", metavar="PYTHON", help="Python of the environment of peers.py")
     parser.add_argument("--cell", nargs=3, metavar=("PEER", "SETTING", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.cell:
@@ -297,9 +324,9 @@ def main() -> None:
         images(Path(folder) / "images.npz")
         for repeat in range(options.repeats):
             for setting in options.settings:
-                for peer in peers(setting):
-                    command = [sys.executable, __file__, "--cell", peer, setting, folder]
-                    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+                for peer in peers(setting, options.peers is not None):
+                    command, environment = command_of(peer, setting, folder, options.peers)
+                    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
                     if done.returncode == 0:
                         found.setdefault((setting, peer), []).append(json.loads(done.stdout.splitlines()[-1]))
                     elif repeat == 0:

@@ -1,10 +1,13 @@
 """Large cohorts are summed in chunks."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from helpers import Schedule, config_of, run_strategy, slow, workspace_of
 
+from contrafed.runs.notices import said_of_replies
 from contrafed.server import chunks
 from contrafed.server.replies import Reply
 
@@ -40,6 +43,19 @@ def test_a_strategy_that_needs_all_replies_says_why(monkeypatch):
     _, strategy = run_chunked(monkeypatch, 2, "pmfl")
     assert strategy.chunks is None
     assert chunks.find_obstacle(strategy) == "PMFL reads replies one by one"
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("fedavg", ""),
+        ("pmfl", "up to 1000 replies of a round are in memory at once, 0.0012 GB: PMFL reads replies one by one"),
+    ],
+)
+def test_a_strategy_that_needs_all_replies_says_what_they_take(monkeypatch, name, wanted):
+    _, strategy = run_chunked(monkeypatch, 256, name)
+    assert said_of_replies(SimpleNamespace(num_trained=1000), strategy) == wanted
+    assert said_of_replies(SimpleNamespace(num_trained=256), strategy) == ""
 
 
 def test_sums_of_chunks_know_only_the_declared_weights(monkeypatch):

@@ -35,7 +35,8 @@ class EngineRun:
 def stack_size_for(wanted: int | None, device: str, num_clients: int) -> int:
     """Return how many clients train as one stack: ``wanted``, or by default 1 on a CPU and all on a GPU.
 
-    A CPU gains nothing from stacking convolutions. A stack that does not fit on a GPU is halved when it fails.
+    On a CPU only tiny models gain from stacks (docs/BENCHMARKS.md). ``flower`` and devices have none, so the default there is
+    what all engines can do with the same bytes. A stack that does not fit on a GPU is halved when it fails.
     """
     if wanted is not None:
         return wanted

@@ -35,7 +35,7 @@ from contrafed.engines.ray_liveness import (
 )
 from contrafed.engines.ray_start import start_ray, stop_ray
 from contrafed.engines.ray_worker import BatchJob, Timing, Worker, unpack_messages
-from contrafed.engines.scheduling import cost_of, schedule_balanced, schedule_guided
+from contrafed.engines.scheduling import cost_of, cut_stacks, schedule_balanced, schedule_guided
 from contrafed.engines.worker import FIRST_NODE_ID, reuse_memory
 from contrafed.training.workspace import Workspace, default_device, install, uninstall
 
@@ -148,8 +148,10 @@ class RayGrid(VirtualGrid):
                 raise
             raise UserError(said) from error
         self.near: list[bool] = [near for near, _ in about]
-        # The clients that share a stack determine how numbers round. So stacks must not depend on which worker is free.
-        self.stacked = any(stacked for _, stacked in about)
+        # The clients that share a stack determine how numbers round. So stacks must not depend on which worker is free:
+        # CPUs get whole stacks, cut as in engine=local. A stack fills a GPU, so there each worker has one of its own clients.
+        self.stack_size = max(size for _, size in about)
+        self.whole_stacks = not per_worker
         self.pace: dict[str, float] = {}  # message type -> latest seconds per unit of cost
 
     def execute(self, messages: Sequence[Message], timeout: float | None) -> list[Message | None]:
@@ -241,11 +243,12 @@ class _Dispatch:
         self.pending: dict[Any, _Batch] = {}
         self.again: list[list[int]] = []  # batches whose worker died
         self.costs = [cost_of(message) for message in messages]
+        self.units = self._cut()
         self.kind = messages[0].metadata.message_type
-        workers = len(grid.workers)
-        self.batches = schedule_balanced(self.costs, workers)
-        if not grid.stacked and self.kind in grid.pace:
-            self.batches = schedule_guided(self.costs, workers, MIN_BATCH_SECONDS / grid.pace[self.kind])
+        workers, costs = len(grid.workers), [sum(self.costs[i] for i in unit) for unit in self.units]
+        self.batches = schedule_balanced(costs, workers)
+        if self.kind in grid.pace and (grid.whole_stacks or grid.stack_size == 1):
+            self.batches = schedule_guided(costs, workers, MIN_BATCH_SECONDS / grid.pace[self.kind])
 
     def run(self) -> list[Message | None]:
         """Return the replies in the order of the messages, None for those that exceeded the time limit."""
@@ -281,12 +284,19 @@ class _Dispatch:
             self.grid.broadcast.renew()
         return self.replies
 
+    def _cut(self) -> list[list[int]]:
+        """Return the positions of messages that one worker must run together."""
+        every = range(len(self.messages))
+        if self.grid.whole_stacks and self.grid.stack_size > 1:
+            return cut_stacks(self.messages, every, self.grid.stack_size)
+        return [[i] for i in every]
+
     def _compute_seconds_left(self) -> float:
         assert self.ends is not None
         return max(self.ends - time.monotonic(), 0.0)
 
     def _feed(self, worker: int) -> None:
-        rows = self.again.pop() if self.again else next(self.batches, None)
+        rows = self.again.pop() if self.again else [i for unit in next(self.batches, ()) for i in self.units[unit]]
         if rows:
             self._submit(worker, rows)
 

@@ -3,14 +3,31 @@
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from flwr.app import Message
+from flwr.app import Message, MessageType
 
 from contrafed.core import codec
+
+STACKED_MESSAGE_TYPES = (MessageType.TRAIN, MessageType.EVALUATE)  # messages that many clients may answer together
 
 
 def cost_of(message: Message) -> float:
     """Return the amount of work of a message, in steps."""
     return max(float(codec.config_of(message).get("cost", 1)), 1.0)  # a client without steps still takes a moment
+
+
+def cut_stacks(messages: Sequence[Message], rows: Sequence[int], size: int) -> list[list[int]]:
+    """Cut the messages at ``rows`` into stacks of at most ``size`` of one kind, the largest clients first.
+
+    Cutting some of these stacks again, in this order, gives the same stacks. So workers keep the stacks that they are handed.
+    """
+    stacks = []
+    for kind in {messages[i].metadata.message_type: None for i in rows}:
+        same = [i for i in rows if messages[i].metadata.message_type == kind]
+        # Clients with similar amounts of work share a stack, so that few rows are idle.
+        same.sort(key=lambda i: -float(codec.config_of(messages[i]).get("cost", 0)))
+        most = size if kind in STACKED_MESSAGE_TYPES else 1
+        stacks += [same[i : i + most] for i in range(0, len(same), most)]
+    return stacks
 
 
 def schedule_balanced(costs: Sequence[float], workers: int) -> Iterator[list[int]]:

@@ -15,13 +15,12 @@ from contrafed.client_app.app import app, run_stack
 from contrafed.core import codec
 from contrafed.core.errors import RunStopped
 from contrafed.core.tensors import Tensors
+from contrafed.engines.scheduling import STACKED_MESSAGE_TYPES, cut_stacks
 from contrafed.training.base import DeadlineError, LocalError, NoRoomError
 from contrafed.training.errors import device_lost
 
 # glibc's malloc.h
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
-
-STACKED_MESSAGE_TYPES = (MessageType.TRAIN, MessageType.EVALUATE)  # messages that many clients may answer together
 
 RUN_ID = 1  # a process has one run at a time
 FIRST_NODE_ID = 1000  # client k's id is this + k, because 0 and 1 have a meaning in Flower
@@ -118,15 +117,8 @@ class BatchRunner:
                 answers[0].content[codec.CONFIG] = ConfigRecord({**codec.config_of(answers[0]), codec.NOTE: note})
 
     def _cut(self, messages: Sequence[Message], rows: Sequence[int]) -> list[list[int]]:
-        """Return stacks of at most ``stack_size`` messages of one kind, the last to run first."""
-        stacks = []
-        for kind in {messages[i].metadata.message_type: None for i in rows}:
-            same = [i for i in rows if messages[i].metadata.message_type == kind]
-            # Clients with similar amounts of work share a stack, so that few rows are idle.
-            same.sort(key=lambda i: -float(codec.config_of(messages[i]).get("cost", 0)))
-            size = self.stack_size if kind in STACKED_MESSAGE_TYPES else 1
-            stacks += [same[i : i + size] for i in range(0, len(same), size)]
-        return stacks[::-1]
+        """Return stacks of at most ``stack_size`` messages, the last to run first."""
+        return cut_stacks(messages, rows, self.stack_size)[::-1]
 
     def _stack(
         self,

@@ -22,15 +22,15 @@ LEVELS = 256
 def draw_augmentation(
     kinds: Sequence[str], side: int, count: int, seed: int, purpose: str, server_round: int, client: int
 ) -> Tensor:
-    """Draw the changes of all examples that a client trains on in a round, in their order.
+    """Draw the changes of all examples that a client trains on in a round (``draw_uniform``, ``compute_changes``)."""
+    return compute_changes(draw_uniform(kinds, count, seed, purpose, server_round, client), kinds, side)
 
-    A row has the angle in radians, the shifts of rows and columns in pixels, and 1 for a mirrored image. With a change of
-    colour six more numbers follow: sharpened (1), factor of the brightness, shift of the hue, brightness before hue (1),
-    posterised (1), equalised (1). Kinds that are not named change nothing.
+
+def draw_uniform(kinds: Sequence[str], count: int, seed: int, purpose: str, server_round: int, client: int) -> Tensor:
+    """Draw numbers between 0 and 1 for all examples that a client trains on in a round, in their order.
 
     Args:
         kinds: Names of the changes.
-        side: The shorter side of an image, in pixels.
         count: Number of examples.
         seed: The run's seed.
         purpose: Purpose string of the batches' stream.
@@ -38,18 +38,38 @@ def draw_augmentation(
         client: Partition id of the client.
 
     Returns:
-        The changes (count, 4), or (count, 10) with a change of colour.
+        The numbers (count, 4), or (count, 10) with a change of colour.
+    """
+    uniform = torch.rand(count, 4, generator=torch_generator(seed, f"{purpose} augmentation", server_round, client))
+    if not set(kinds) & set(COLOURS):
+        return uniform
+    more = torch.rand(count, 6, generator=torch_generator(seed, f"{purpose} colours", server_round, client))
+    return torch.cat([uniform, more], dim=1)
+
+
+def compute_changes(uniform: Tensor, kinds: Sequence[str], side: int) -> Tensor:
+    """Return the changes of examples from their drawn numbers.
+
+    A row has the angle in radians, the shifts of rows and columns in pixels, and 1 for a mirrored image. With a change of
+    colour six more numbers follow: sharpened (1), factor of the brightness, shift of the hue, brightness before hue (1),
+    posterised (1), equalised (1). Kinds that are not named change nothing.
+
+    Args:
+        uniform: The numbers (n, 4 or 10) of ``draw_uniform``, of any clients.
+        kinds: Names of the changes.
+        side: The shorter side of an image, in pixels.
+
+    Returns:
+        The changes (n, 4 or 10).
     """
     border = min(BORDER, side // SHARE)
-    rng = torch_generator(seed, f"{purpose} augmentation", server_round, client)
-    uniform = torch.rand(count, 4, generator=rng)
     angle = (2 * uniform[:, 0] - 1) * math.radians(LARGEST_ANGLE) * ("rotation" in kinds)
     shift = ((uniform[:, 1:3] * (2 * border + 1)).floor() - border) * ("crop" in kinds)
     flip = (uniform[:, 3] < 0.5) * float("flip" in kinds)
     moves = torch.cat([angle.unsqueeze(1), shift, flip.unsqueeze(1)], dim=1)
-    if not set(kinds) & set(COLOURS):
+    if uniform.shape[1] == 4:
         return moves
-    uniform = torch.rand(count, 6, generator=torch_generator(seed, f"{purpose} colours", server_round, client))
+    uniform = uniform[:, 4:]
     half, jitter = (uniform < 0.5).float(), (2 * uniform - 1) * JITTER_SHARE * ("jitter" in kinds)
     columns = [
         half[:, 0] * ("sharpness" in kinds),
