@@ -123,6 +123,9 @@ LAST = np.arange(40) >= 30
         ({"y": np.arange(40) % 4 * 10}, "occur"),
         ({"y": np.where(LAST, 4, np.arange(40) % 4), "split": LAST}, "class 4"),
         ({"y": np.arange(40) % 4 + 0.0}, "whole numbers"),
+        ({"y": np.eye(4)[np.arange(40) % 4]}, "argmax"),
+        ({"y": np.arange(40)[:, None] % 4}, r"y\[:, 0\]"),
+        ({"owner": np.where(LAST, np.nan, 1)}, "owner is NaN"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(tmp_path, arrays, reason):
@@ -136,10 +139,25 @@ def test_what_cannot_be_meant_is_refused(tmp_path, arrays, reason):
         ({"x": np.where(np.arange(40)[:, None, None] < 25, SAME, IMAGES)}, {}),
         ({"y": np.where(LAST, np.arange(40) % 3, np.arange(40) % 4), "split": LAST}, {}),
         ({}, {"num_classes": 6}),
+        ({"index": np.arange(40)}, {}),
     ],
 )
 def test_what_may_not_be_meant_is_one_warning(tmp_path, arrays, changes):
     assert len(load("npz", save(tmp_path / "a.npz", **arrays), **changes).warnings) == 1
+
+
+def test_labels_that_are_text_are_numbered(tmp_path):
+    data = load("npz", save(tmp_path / "a.npz", x=RNG.normal(size=(40, 6)), y=np.array(["dog", "cat"] * 20)))
+    assert describe_loaded(data) == "40 examples of 6 numbers, 2 classes (cat, dog), 32 train, 8 test"
+    assert data.y[:4].tolist() == [1, 0, 1, 0]
+
+
+def test_classes_of_almost_one_name_and_images_outside_of_them_are_told(tmp_path):
+    write_images(tmp_path, ["Cat", "cat", "dog"])
+    (tmp_path / "dog" / "0.png").rename(tmp_path / "0.png")
+    data = load("folder", tmp_path)
+    assert [line for line in data.warnings if "Cat, cat" in line] == list(data.warnings)
+    assert data.loaded.skipped == {"images outside of the classes": 1}
 
 
 def test_a_class_of_the_test_split_alone_is_no_fault_once_the_splits_are_merged(tmp_path):

@@ -1,6 +1,5 @@
 """Validation data: where they come from, and what is selected by them."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -220,15 +219,17 @@ def test_clients_are_evaluated_alike_in_a_stack_and_alone_also_without_validatio
         assert one.metrics == pytest.approx(alone.metrics, abs=1e-9)
 
 
-def test_a_resumed_run_has_the_same_best_model(tmp_path):
-    asked = (*SIX_ROUNDS, OWN, "checkpoint_every=2", "checkpoint_keep=3")
-    run(config_of(*asked, f"output_dir={tmp_path}/whole"))
-    run(config_of(*asked, f"output_dir={tmp_path}/cut"))
-    (tmp_path / "cut" / "summary.json").unlink()
-    again = run(config_of(*asked, f"resume={tmp_path}/cut/checkpoints/000002", f"output_dir={tmp_path}/again"))
-    for name in ("metrics.csv", "clients.csv", "best.safetensors"):
+@pytest.mark.parametrize(("method", "best"), [("fedavg", 3), ("fedper", 1)])
+def test_a_resumed_run_has_the_same_best_models(tmp_path, method, best):
+    """Whether the best round is before the checkpoint or after it."""
+    saved = ["save_personal=true", "strategy.local.lr=1.0"] if method == "fedper" else []
+    asked = [*with_method(method, *QUICK), OWN, "checkpoint_every=2", *saved]
+    whole = run(config_of(*asked, f"output_dir={tmp_path}/whole"))
+    again = run(config_of(*asked, f"resume={tmp_path}/whole/checkpoints/000002", f"output_dir={tmp_path}/again"))
+    assert again["best_round"] == whole["best_round"] == best
+    personal = [f"personal-best/{client}.safetensors" for client in range(6)] if saved else []
+    for name in ("metrics.csv", "clients.csv", "best.safetensors", *personal):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
-    assert again["best_round"] == json.loads((tmp_path / "whole" / "summary.json").read_text())["best_round"]
 
 
 def test_held_out_clients_select_nothing(tmp_path):

@@ -27,6 +27,7 @@ class Loaded:
     class_names: tuple[str, ...] = ()
     skipped: Counter[str] = field(default_factory=Counter)  # file ending -> number of files that are no images
     converted: Counter[str] = field(default_factory=Counter)  # what was done -> number of images
+    notes: tuple[str, ...] = ()  # about what was left out
 
 
 def convert_image(image: "Image", mode: str, converted: Counter[str]) -> "Image":
@@ -71,7 +72,7 @@ def check_loaded(data: Any, where: str) -> list[str]:
         raise UserError(
             f"{where}: all pixels are 0 or 1 of 255, as if scaled twice. Fix: give uint8 in 0..255 or floats in 0..1"
         )
-    lines = [_check_same(data, where)]
+    lines = [*data.loaded.notes, _check_names(data.loaded.class_names, where), _check_same(data, where)]
     counts = count_classes(data)
     missing, trains, tests = np.sum(list(counts.values()), axis=0) == 0, counts["train"] > 0, counts["test"] > 0
     for split, found in counts.items():
@@ -92,6 +93,13 @@ def count_classes(data: Any) -> dict[str, np.ndarray]:
     splits = {"train": ~data.held_out, "test": data.test}
     splits |= {} if data.validation is None else {"validation": data.validation}
     return {name: np.bincount(data.y[marks], minlength=data.num_classes) for name, marks in splits.items()}
+
+
+def _check_names(names: Sequence[str], where: str) -> str:
+    """Return a warning if names of classes differ only in case or blanks."""
+    alike = Counter(folded := ["".join(name.split()).casefold() for name in names])
+    twice = [name for name, key in zip(names, folded, strict=True) if alike[key] > 1]
+    return f"{where}: classes {', '.join(twice)} have almost the same name. Fix: make them one class" if twice else ""
 
 
 def _check_same(data: Any, where: str) -> str:

@@ -6,6 +6,7 @@ import torch
 from contrafed.core.errors import UserError
 from contrafed.core.inputs import Kind
 from contrafed.data.images import ImageData, check_classes, moments_of_values
+from contrafed.data.loaded import Loaded
 
 
 def make_values(
@@ -15,6 +16,7 @@ def make_values(
     num_classes: int | None = None,
     owner: np.ndarray | None = None,
     validation: np.ndarray | None = None,
+    loaded: Loaded | None = None,
 ) -> ImageData:
     """Return checked data that are no images: values if ``x`` has floats, tokens if it has whole numbers.
 
@@ -25,6 +27,7 @@ def make_values(
         num_classes: Number of classes. None means the largest label + 1.
         owner: The client that each example comes from (N,), or None.
         validation: Marks the central validation split (N,), bool, or None without one.
+        loaded: What the loader saw besides, such as the names of the classes.
 
     Raises:
         UserError: For numbers that no network takes, or other lengths.
@@ -36,7 +39,8 @@ def make_values(
     classes = check_classes(y, held, num_classes)
     kind: Kind = "tokens" if x.dtype.kind in "iu" else "values"
     if kind == "tokens" and (x.ndim != 2 or x.min() < 0):
-        raise UserError(f"tokens must be whole numbers from 0 of shape (N, n), got {x.dtype} {x.shape} from {x.min()}")
+        found = f"got {x.dtype} {x.shape} from {x.min()}"
+        raise UserError(f"tokens must be whole numbers from 0 of shape (N, n), {found}. Fix: dataset.kind=values for numbers")
     tensor = torch.from_numpy(np.ascontiguousarray(x, dtype=np.int64 if kind == "tokens" else np.float32))
     tensor = tensor.unsqueeze(1) if x.ndim == 2 else tensor  # rows have one channel, as grey images have
     if kind == "values" and (bad := int((~tensor.isfinite()).sum())):
@@ -44,4 +48,5 @@ def make_values(
     moments = ((0.0,), (1.0,)) if kind == "tokens" else moments_of_values(tensor[torch.from_numpy(~held)], x.ndim == 2)
     checked = None if validation is None else torch.from_numpy(validation)
     labels, split = torch.from_numpy(y.astype(np.int64)), torch.from_numpy(test)
-    return ImageData(tensor, labels, split, *moments, classes, owner, validation=checked, kind=kind)
+    seen = loaded or Loaded()
+    return ImageData(tensor, labels, split, *moments, classes, owner, loaded=seen, validation=checked, kind=kind)

@@ -1,14 +1,18 @@
 """Find personal models of a run whose clients are all on this machine: a subfolder of the run's folder."""
 
+import os
+import shutil
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from contrafed.client_app.files import personal_file, shapes_in
+from contrafed.client_app.files import best_folder, personal_file, shapes_in
+from contrafed.core.disk import sync
 from contrafed.core.errors import UserError
 from contrafed.training.workspace import Workspace
 
 FOLDER = "personal"
+BEST_FOLDER = best_folder(FOLDER)  # in a run's folder, and in its checkpoints
 
 
 def place_in(folder: Path) -> str:
@@ -32,3 +36,25 @@ def check_saved(workspace: Workspace, place: str) -> None:
             raise UserError(f"{personal_file(place, client)} is no safetensors file ({error})") from error
         if found != wanted:
             raise UserError(f"{personal_file(place, client)} does not fit the model of this configuration")
+
+
+def keep_best(folder: Path, checkpoint: Path) -> None:
+    """Keep the models of the best evaluation in a new checkpoint's folder. They are links, because files are only replaced."""
+    if not (folder / BEST_FOLDER).is_dir():
+        return
+    kept = checkpoint / BEST_FOLDER
+    kept.mkdir()
+    for file in (folder / BEST_FOLDER).glob("*.safetensors"):
+        try:
+            os.link(file, kept / file.name)
+        except OSError:  # a file system without links
+            shutil.copy(file, kept)
+            sync(kept / file.name)
+    sync(kept)
+
+
+def restore_best(folder: Path, checkpoint: Path) -> None:
+    """Restore the models of the best evaluation from a checkpoint's folder, as copies, if it has any."""
+    if (checkpoint / BEST_FOLDER).is_dir():
+        shutil.rmtree(folder / BEST_FOLDER, ignore_errors=True)
+        shutil.copytree(checkpoint / BEST_FOLDER, folder / BEST_FOLDER)

@@ -2,6 +2,7 @@
 
     RUN/checkpoints/000020/server.safetensors   the global model and the strategy's tensors
     RUN/checkpoints/000020/state.json           round, configuration, lengths of the logs, the file of each client
+    RUN/checkpoints/000020/personal-best/       the clients' best models so far, with save_personal
     RUN/checkpoints/clients/7-20.safetensors      the state of client 7, last changed in round 20
 
 A checkpoint's folder gets its name by one rename after all of it is written. So a killed run leaves only complete ones. Nothing
@@ -29,6 +30,7 @@ from contrafed.core.errors import UserError
 from contrafed.core.run_folder import MAX_LOG_BYTES, add_later_keys, check_regular
 from contrafed.core.schema import flatten_keys, plain_numbers
 from contrafed.core.tensors import PRIVATE, Tensors, read, select_prefix, write
+from contrafed.engines.personal_models import keep_best
 
 FOLDER, CLIENTS, STATE, SERVER = "checkpoints", "clients", "state.json", "server.safetensors"
 
@@ -138,6 +140,10 @@ class Checkpoints:
         about = {"round": server_round, "logs": dict(logs), "log_sums": dict(log_sums or {}), "grid": dict(grid or {})}
         about |= {"anchor": self.anchor, "state": pack(state, "state", tensors)}
         copies = {name: value.detach().cpu().clone() for name, value in tensors.items()}
+        part = self.folder / f".{server_round:06d}.part"
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        keep_best(self.folder.parent, part)  # before another evaluation replaces them
         self._writing = self._writer.submit(self._write, server_round, copies, dict(changed), about)
 
     def wait(self) -> None:
@@ -164,8 +170,6 @@ class Checkpoints:
         part, target = self.folder / f".{server_round:06d}.part", self.folder / f"{server_round:06d}"
         try:
             written = self._write_clients(server_round, changed)
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir()
             write(part / SERVER, server)
             self.sums |= {file.name: checksum(file) for file in written}
             sums = {SERVER: checksum(part / SERVER)} | {file: self.sums[file] for file in self.clients.values()}

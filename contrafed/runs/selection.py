@@ -13,6 +13,7 @@ from contrafed.core.errors import UserError
 from contrafed.core.tensors import Tensors, write
 from contrafed.data.federation import Federation
 from contrafed.engines.client_registry import Members
+from contrafed.engines.personal_models import restore_best
 from contrafed.runs.early_stopping import Curve, Stopping, warn_of_test_data
 from contrafed.runs.evaluation import test_examples, validation_examples
 from contrafed.runs.scored_clients import ScoredClients
@@ -111,9 +112,10 @@ class Selection:
             return {}
         return {BEST_ROUND: self.best_round, BEST_MODEL: self.best_model}
 
-    def restore(self, state: dict[str, Any], folder: Path, about: dict[str, str]) -> None:
-        """Take what a checkpoint kept out of ``state``, and write ``best.safetensors`` as it was then."""
+    def restore(self, state: dict[str, Any], folder: Path, about: dict[str, str], path: Path) -> None:
+        """Take what the checkpoint in ``path`` kept out of ``state``, and write the best models as they were then."""
         self.best_round, model = state.pop(BEST_ROUND, None), state.pop(BEST_MODEL, None)
+        restore_best(folder, path)
         (folder / BEST_FILE).unlink(missing_ok=True)
         if model is not None:
             self.save(folder, model, about)

@@ -81,6 +81,7 @@ class Session:
         check_batches(run, self.workspace.model, self.members.sizes)
         self.rounds = 0 if run.evaluate_only else run.num_rounds
         self.model = initial_model(self.workspace.initial, initial_file(run), self.workspace.model.frozen_tensors())
+        self.evaluated = self.model  # the global model as the strategy evaluated it in this round
         # What is wrong with the global model now, empty for nothing.
         self.divergence, self.initial_norm = "", norm(self.model.values())
         self.strategy = make_strategy(run, self.workspace, self.members, self.rounds)
@@ -208,8 +209,9 @@ class Session:
 
     def _evaluate(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """Evaluate the global model in rounds that have an evaluation."""
-        model, federation = checks.eval_model(self.strategy, codec.from_record(arrays)), self.members.federation
-        return evaluate(self.workspace, federation, self.run, server_round, model, self.strategy.has_global_model)
+        self.evaluated = checks.eval_model(self.strategy, codec.from_record(arrays))
+        whole, federation = self.strategy.has_global_model, self.members.federation
+        return evaluate(self.workspace, federation, self.run, server_round, self.evaluated, whole)
 
     def _ends(self, done: Round) -> bool:
         """Return whether the run ends with this round, before its last."""
@@ -221,7 +223,7 @@ class Session:
         """Write the models of a round whose evaluation is the best so far. A run that only evaluates has no best."""
         if self.run.evaluate_only or not self.selection.note_best(self.recorder.accuracies, done):
             return
-        best = self._get_final_model() | self.workspace.model.frozen_tensors()
+        best = self.evaluated | self.workspace.model.frozen_tensors()
         self.selection.save(self.folder, best, self._about_model)
         if self.places["save"]:
             config = ConfigRecord({**scored, **({"final": True} if ends else {})})
@@ -316,7 +318,7 @@ class Session:
         self.norms.recent = list(state.pop(RECENT_NORMS, []))
         if self.strategy.time is not None:
             self.strategy.time.restore(state.pop(SIMULATED_TIME))
-        self.selection.restore(state, self.folder, self._about_model)
+        self.selection.restore(state, self.folder, self._about_model, resumed.path)
         checkpoint.put_back(self.strategy.state, state)
         self.strategy.round = Round(resumed.server_round, np.zeros(0, dtype=np.int64))
         elsewhere = resumed.path.parent.parent.resolve() != self.folder.resolve()

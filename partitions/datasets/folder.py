@@ -97,7 +97,8 @@ def _find_splits(root: Path) -> dict[str, Path]:
     if "train" in found and "test" in found and sum(name.lower() in SPLITS for name in inside) == len(found):
         return found
     if inside and all(LOOKS_LIKE_SPLIT.fullmatch(name) for name in inside):
-        wanted = "Fix: name the folders of the splits train and test, or have the classes' folders there"
+        first = max(inside, key=lambda name: name.lower().startswith("train"))
+        wanted = f"Fix: name the folders of the splits train and test, or set dataset.path={root / first}"
         raise UserError(f"{root} has {' and '.join(inside)}, which are splits and no classes. {wanted}")
     return {}
 
@@ -119,6 +120,8 @@ def _read(root: Path, config: Config, allow_empty: bool, loaded: Loaded) -> tupl
     classes = list_classes(root)
     if not classes:
         raise UserError(f"{root} is no folder of class folders with images")
+    if loose := sum(path.is_file() and _is_image(path) for path in root.iterdir()):
+        loaded.skipped["images outside of the classes"] += loose
     size, mode = config.image_size, "L" if config.grayscale else "RGB"
     images, labels = [], []
     for label, name in enumerate(classes):
@@ -135,7 +138,8 @@ def _read(root: Path, config: Config, allow_empty: bool, loaded: Loaded) -> tupl
             except UserError:
                 raise
             except Exception as error:  # decoders raise many types for a damaged image
-                raise UserError(f"{path}: an image cannot be read ({type(error).__name__})") from error
+                fault = f"an image cannot be read ({type(error).__name__}). Fix: replace or delete it"
+                raise UserError(f"{path}: {fault}") from error
         labels += [label] * len(paths)
     if not images:
         raise UserError(f"{root} holds no image")

@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from contrafed.core.errors import UserError, unknown
+from contrafed.core.errors import UserError, nearest, unknown
 from contrafed.core.schema import Range
 from contrafed.data.images import Common, ImageData, check_labels, make_images, stratified_split
+from contrafed.data.loaded import Loaded
 from contrafed.data.values import make_values
 
 ARRAYS = ("x", "y", "split", "owner")
@@ -35,7 +36,8 @@ def load(config: Config, name: str) -> ImageData:
     It has arrays ``x`` and ``y`` (N,). Images are (N,H,W) or (N,H,W,C), uint8 or float in [0,1]. Arrays with other axes, and
     those that ``kind`` names, are values (N, ...) of floats or tokens (N, n) of whole numbers. An optional ``split`` (N,) has 0
     for train, 1 for test and 2 for validation. Without it the test split is stratified and random. An optional ``owner`` (N,)
-    says whom an example is from, for partition=natural.
+    says whom an example is from, for partition=natural. Labels that are text are numbered in alphabetical order. Other arrays
+    are left out, unless their names are nearly those of the four.
 
     Raises:
         UserError: If the file or an array is not valid.
@@ -49,8 +51,10 @@ def load(config: Config, name: str) -> ImageData:
         with np.load(path, allow_pickle=False) as file:
             missing = [key for key in ("x", "y") if key not in file]
             if missing:
-                raise UserError(f"{path} has no array '{missing[0]}'; it holds: {', '.join(file.files) or 'nothing'}")
-            if other := [key for key in file.files if key not in ARRAYS]:
+                held = ", ".join(file.files) or "nothing"
+                raise UserError(f"{path} has no array '{missing[0]}'; it holds: {held}. Fix: save x= and y=")
+            spare = [key for key in file.files if key not in ARRAYS]
+            if other := [key for key in spare if nearest(key, ARRAYS)]:
                 raise UserError(f"{path}: {unknown('array', other[0], ARRAYS)}")
             x, y = file["x"], file["y"]
             split, owner = file.get("split"), file.get("owner")
@@ -62,8 +66,13 @@ def load(config: Config, name: str) -> ImageData:
         raise UserError(f"{path} is no readable npz file: {' '.join(str(error).split())}") from error
     if other := [name for name, found in (("x", x), ("y", y), ("split", split), ("owner", owner)) if isinstance(found, bytes)]:
         raise UserError(f"{path}: '{other[0]}' is no array; numpy.savez(FILE, x=, y=) writes them")
+    names: tuple[str, ...] = ()
+    if y.ndim == 1 and y.dtype.kind == "U":
+        found, y = np.unique(y, return_inverse=True)
+        names = tuple(found.tolist())
     if y.ndim != 1 or y.dtype.kind not in "iu":
-        raise UserError(f"{path}: labels y must be whole numbers (N,), got {y.dtype} {y.shape}")
+        fix = "y.astype(int), if they are classes" if y.ndim != 2 else "y[:, 0]" if y.shape[1] == 1 else "y.argmax(1)"
+        raise UserError(f"{path}: labels y must be whole numbers (N,), got {y.dtype} {y.shape}. Fix: {fix}")
     if config.num_classes is None:
         check_labels(y, str(path), "number them anew, or set dataset.num_classes")
     validation = None
@@ -76,11 +85,15 @@ def load(config: Config, name: str) -> ImageData:
         test, validation = split == 1, split == 2 if (split == 2).any() else None
     if owner is not None and owner.ndim != 1:
         raise UserError(f"{path}: owner must have one entry for each example, (N,), got {owner.shape}")
+    if owner is not None and owner.dtype.kind == "f" and (lacking := int(np.isnan(owner).sum())):
+        raise UserError(f"{path}: owner is NaN for {lacking} examples. Fix: name a client for each, or leave them out")
     kind = config.kind or ("image" if x.ndim in (3, 4) else "tokens" if x.dtype.kind in "iu" else "values")
+    left = f"{path}: {', '.join(spare)} left out. Fix: rename an array to split or owner if it is one"
+    loaded = Loaded(names, notes=(left,) if spare else ())
     try:
         if kind != "image":
-            return make_values(_check_dtype(x, kind), y, test, config.num_classes, owner, validation)
-        return make_images(_as_bytes(x, path), y, test, config.num_classes, owner, validation=validation)
+            return make_values(_check_dtype(x, kind), y, test, config.num_classes, owner, validation, loaded)
+        return make_images(_as_bytes(x, path), y, test, config.num_classes, owner, loaded, validation)
     except UserError as error:
         raise error if str(path) in str(error) else UserError(f"{path}: {error}") from None
 
@@ -101,7 +114,7 @@ def _as_bytes(x: np.ndarray, path: Path) -> np.ndarray:
         raise UserError(f"{path}: x must be uint8, or float in [0, 1], got {x.dtype}. {OTHERWISE}")
     bad = int(np.count_nonzero(~np.isfinite(x)))
     if bad:
-        raise UserError(f"{path}: {bad} pixels of x are NaN or infinite")
+        raise UserError(f"{path}: {bad} pixels of x are NaN or infinite. Fix: leave these images out")
     if x.size and (x.min() < 0 or x.max() > 1):
         raise UserError(f"{path}: float pixels must be in [0, 1], found {x.min():g}..{x.max():g}. {OTHERWISE}")
     return np.rint(x * 255).astype(np.uint8)
