@@ -14,14 +14,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from command_parsers import check_command
 from helpers import checked_jobs, slow
-from omegaconf import OmegaConf
 from reported import method, write_run
 
 import contrafed.command
-from contrafed.config.command_line import check_arguments, read_arguments
-from contrafed.config.compose import compose_job, expand_jobs
-from contrafed.config.run_config import resolve
+from contrafed.config.compose import expand_jobs
 from contrafed.core import registry
 from contrafed.core.errors import UserError
 from contrafed.report.runs import find
@@ -35,12 +33,20 @@ import results as made_of  # noqa: E402
 
 # A command of Contrafed without a shell's signs.
 OURS = re.compile(r"^(?:python main\.py|contrafed)\b(?P<arguments>[^|<>;&$]*)$")
+LONG_NEEDS = ("minutes", "network")
 FAST_PAGES = ("docs/own-parts.md",)
 ALL_BLOCKS = [(page, list(blocks.blocks_of(page))) for page in blocks.pages()]
 RUN_BLOCKS = {str(page.relative_to(ROOT)): found for page, found in ALL_BLOCKS if any(not b.needs for b in found)}
 # What a page's commands leave in the reader's last folder: a picture, and what its last command compares, of rounds 0 to 3.
 FILES_LEFT = {"docs/own-method.md": {"compare.png": 0, "zero/metrics.csv": 4, "fedavg/metrics.csv": 4}}
+# Every command of a page: those of its blocks, and those within sentences.
+COMMANDS = {
+    str(page.relative_to(ROOT)): commands
+    for page, found in ALL_BLOCKS
+    if (commands := dict.fromkeys(blocks.shell_commands(found) + blocks.inline_commands(page.read_text(encoding="utf-8"))))
+}
 READ_BLOCKS = [block for _, found in ALL_BLOCKS for block in found if block.needs]
+LONG = {str(page.relative_to(ROOT)): long for page, found in ALL_BLOCKS if (long := [b for b in found if b.needs in LONG_NEEDS])}
 # A path of the machine that executed a notebook.
 MACHINE = re.compile(r"(?<![\w.:/<])/(?:tmp|home|root|work|opt|usr|var|Users)\b")
 LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
@@ -110,39 +116,12 @@ def parse_block(block):
     if block.language == "bash":
         done = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        for command in block.commands():
-            for part in command.split("&&"):
-                compose_command(part.strip())
     elif block.language == "python":
         ast.parse(block.text)
     elif block.language in ("yaml", "toml"):
         assert {"yaml": yaml.safe_load, "toml": tomllib.loads}[block.language](block.text)
     else:
         assert block.language in ("", "bibtex", "math", "text"), f"{block.name}: {block.language} is no language of ours"
-
-
-def compose_command(command):
-    """Compose and check the jobs of a command, or of a ``flwr run`` by its overrides."""
-    if ours := OURS.match(command):
-        asked = read_arguments(shlex.split(ours["arguments"]))
-    elif found := re.search(r"overrides=\"([^\"]*)\"", command):
-        asked = read_arguments(found[1].split())
-    else:
-        return
-    if asked.config_dir is not None or asked.help:
-        return
-    if "hydra/sweeper=optuna" in asked.overrides:  # which draws the values: its own settings are composed
-        check_arguments(asked)
-        return
-    overrides = [override for override in asked.overrides if not override.startswith("dataset.path=")]  # files of the reader
-    every, seen = [job.overrides for job in expand_jobs(overrides)] if asked.multirun else [overrides], set()
-    for job in every if len(every) <= 20 else (every[0], every[-1]):  # other tests cover a paper's whole grid
-        if seen.issuperset(job):  # every value of a sweep once, not every combination
-            continue
-        seen.update(job)
-        config = OmegaConf.to_container(compose_job(job), resolve=True)
-        if not config["evaluate_only"]:  # which needs a run's folder
-            resolve(config)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST_PAGES else pytest.mark.slow) for n in RUN_BLOCKS])
@@ -169,34 +148,74 @@ def test_the_experiments_page_counts_every_grids_jobs():
     assert counted.keys() == grids
 
 
-# A page of results has its commands from docs/generate.
-READ_CASES = [pytest.param(b, id=b.name, marks=pytest.mark.slow if b.name.startswith("docs/results/") else ()) for b in READ_BLOCKS]
-
-
-@pytest.mark.parametrize("block", READ_CASES)
-def test_what_is_not_run_is_composed_and_parsed(block):
+@pytest.mark.parametrize("block", READ_BLOCKS, ids=[block.name for block in READ_BLOCKS])
+def test_what_is_not_run_is_parsed(block):
     parse_block(block)
 
 
-def test_a_wrong_command_in_a_block_is_noticed(tmp_path):
-    page = ROOT / "docs" / "index.md"
-    with pytest.raises(UserError, match="did you mean 'pmfl'"):
-        parse_block(blocks.Block(page, 1, "bash", "", "minutes", "python main.py -m strategy=fedavg,pmfll\n"))
-    with pytest.raises(UserError, match="did you mean 'num_clients'"):
-        parse_block(blocks.Block(page, 1, "bash", "", "devices", "flwr run . --run-config 'overrides=\"num_client=3\"'\n"))
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_read_by_its_program(name):
+    """Options, keys, values and files are valid, whether or not a test also runs the command."""
+    for command in COMMANDS[name]:
+        check_command(command)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_methods_pages_are_valid(monkeypatch):
+    monkeypatch.setattr(made_of, "section", lambda name: [])
+    for name in catalogue.names():
+        for command in re.findall(r"(?m)^python main\.py .*", catalogue.page(name)):
+            check_command(command)
+
+
+@pytest.mark.parametrize(
+    ("command", "error", "said"),
+    [
+        ("python main.py -m strategy=fedavg,pmfll", UserError, "did you mean 'pmfl'"),
+        ("cd runs && python report.py --papr outputs/digits", AssertionError, "--papr"),
+        ("flwr run . --run-config 'overrides=\"num_client=3\"'", UserError, "did you mean 'num_clients'"),
+        ("sudo flower-superlink --hosst 127.0.0.1", AssertionError, "flower-superlink refuses"),
+        ("ray start --hed", Exception, "--hed"),
+        ("python benchmarks/long.py --engine lokal", AssertionError, "lokal"),
+        ("sbatch docs/deploy/slurm.sh experiment=digits", AssertionError, "no such file"),
+        ("pip install -e '.[doc]'", AssertionError, "doc"),
+        ("contrafedd strategy=pmfl", AssertionError, "no parser reads"),
+    ],
+)
+def test_a_wrong_command_is_noticed(command, error, said):
+    with pytest.raises(error, match=said):
+        check_command(command)
+
+
+def test_a_wrong_need_is_noticed(tmp_path):
     wrong = tmp_path / "page.md"
     wrong.write_text("<!-- needs: luck -->\n```bash\ntrue\n```\n")
     with pytest.raises(ValueError, match="unknown need 'luck'"):
         list(blocks.blocks_of(wrong))
 
 
+def shorten(command):
+    """Return what a test runs of a command: a sweep with fewer rounds, a download's setting with drawn images, or nothing."""
+    if re.match(r"python report\.py", command) or "evaluate_only=" in command:
+        return command
+    if not OURS.match(command) or re.search(r"dataset=hub|dataset\.path=|=(?:timm|transformers)\.|=pmfl/table1", command):
+        return ""
+    if "-m " in command and not re.search(r"experiment=(?!digits|search)", command):
+        return command.replace("n_trials=20", "n_trials=2") + " num_rounds=3 eval_every=1"
+    downloads = re.search(r"dataset=(?!digits)|experiment=(?!digits|search)", command) and "scale=" not in command
+    return f"{command} scale=small" if downloads else command
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("block", [b for b in READ_BLOCKS if b.needs == "minutes"], ids=lambda block: block.name)
-def test_what_takes_minutes_runs_too(block, reader):
-    for command in block.commands():
-        for part in command.split("&&"):
-            if OURS.match(part.strip()):
-                reader.command(part.strip())
+@pytest.mark.parametrize("name", LONG)
+def test_what_takes_minutes_or_downloads_runs_small(name, reader):
+    for block in LONG[name]:
+        if block.language == "python":
+            reader.follow(block)
+        for command in blocks.shell_commands([block]):
+            for part in map(shorten, map(str.strip, command.split("&&"))):
+                if part:
+                    reader.command(part)
 
 
 def test_links_lead_somewhere():
@@ -220,7 +239,8 @@ def test_every_name_of_the_reference_exists():
 
 
 @pytest.mark.parametrize("names", [("pmfl", "fedproto", "local"), slow(tuple(catalogue.names()))], ids=["some", "all"])
-def test_every_method_has_a_page_with_loss_paper_symbols_and_interpretations(names):
+def test_every_method_has_a_page_with_loss_paper_symbols_and_interpretations(monkeypatch, names):
+    monkeypatch.setattr(made_of, "section", lambda name: [])  # another test has the results
     index = catalogue.index()
     for name in names:
         text, m = catalogue.page(name), catalogue.method(name)

@@ -57,3 +57,4 @@ def test_supervised_contrast_is_one_method_in_all_tables_of_fedrcl():
 def test_the_authors_partitions_replace_the_skews_of_a_table():
     jobs = expand_jobs(["experiment=fedrcl/table1", "partition=file", "partition.path=parts.json", "strategy=fedavg"])
     assert [job.name for job in jobs] == ["cifar10-fedavg", "cifar100-fedavg", "tiny_imagenet-fedavg"]
+    assert {compose_job(job.overrides).partition.name for job in jobs} == {"file"}

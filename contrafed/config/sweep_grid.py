@@ -128,13 +128,12 @@ def select_axes(
             axes[name] = [format_value(value) for value in axis]
             continue
         narrowing = {key for key in asked if key in groups and any(key in case for case in axis.values())}
-        used |= narrowing
-        axes[name] = [
-            n for n, case in axis.items() if all(format_value(case.get(k, default.get(k))) in asked[k] for k in narrowing)
-        ]
-        if not axes[name] and all({key.partition(".")[0] for key in case} <= narrowing for case in axis.values()):
-            del axes[name]  # the cases are about this group alone, such as degrees of a skew, and the command line has its own
-        elif not axes[name]:
+        left = [n for n, case in axis.items() if all(format_value(case.get(k, default.get(k))) in asked[k] for k in narrowing)]
+        if left:
+            axes[name] = left
+            used |= narrowing
+        # Cases about this group alone, such as degrees of a skew, go: the command line has its own choice.
+        elif not all({key.partition(".")[0] for key in case} <= narrowing for case in axis.values()):
             wanted = " ".join(f"{key}={','.join(asked[key])}" for key in sorted(narrowing))
             raise UserError(f"no {name} of the grid has {wanted}; its cases: {', '.join(axis)}")
     return axes, used

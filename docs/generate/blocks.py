@@ -10,17 +10,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Reasons why ``pytest`` does not run a block, with their meaning.
+# Reasons why ``pytest`` does not run a block, with their meaning. It reads their commands with the programs' own parsers.
 NEEDS = {
-    "minutes": "takes minutes; run by pytest -m slow",
-    "hours": "a paper's table in full",
-    "network": "downloads data or packages",
+    "minutes": "takes minutes; run by pytest -m slow, a sweep with three rounds",
+    "hours": "a paper's table in full; its jobs are composed and checked",
+    "network": "downloads data or packages; with data, pytest -m slow runs it small on drawn images",
     "devices": "needs a server and devices; tests/test_deployment.py starts the same on one machine",
     "machines": "needs several machines or SLURM; tests/test_many_machines.py runs the same on one machine",
     "reading": "a piece to read, no program by itself",
 }
 # The need of a page's blocks without a comment.
 DEFAULT_NEEDS = {"DEPLOY.md": "devices", "ANALYSES.md": "minutes", "EXPERIMENTS.md": "hours"}
+# What a command within a sentence begins with. A program's name alone is no command.
+PROGRAM = re.compile(
+    r"(?:contrafed(?:-report)?|docker|flower-super\w+|flwr|git|jupyter|mkdocs|pip|pytest|python|ray|ruff|sbatch|sudo) \S"
+)
 FENCE = re.compile(r"^```(?P<language>\w*)(?: +title=\"(?P<title>[^\"]+)\")?\s*$")
 MARK = re.compile(r"^<!-- needs: (?P<needs>\w+) -->$")
 
@@ -72,6 +76,19 @@ def blocks_of(page: Path) -> Iterator[Block]:
             needs = usual
 
 
+def shell_commands(blocks: list[Block]) -> list[str]:
+    """Return the commands of a page's shell blocks."""
+    return [command for block in blocks if block.language == "bash" for command in block.commands()]
+
+
+def inline_commands(text: str) -> list[str]:
+    """Return the commands within the sentences and tables of a page, without the marks of what is optional."""
+    sentences = re.sub(r"```.*?```", "", text, flags=re.DOTALL).replace("\\|", "|")
+    codes = (" ".join(found.split()) for found in re.findall(r"`([^`]+)`", sentences))
+    commands = dict.fromkeys(found for found in codes if PROGRAM.match(found))
+    return [re.sub(r" \[([^\]]+)\]", r" \1", found).replace(" ...", "") for found in commands]
+
+
 def pages() -> list[Path]:
-    """Return the README and all manually written pages."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    """Return the pages of the repository's root, and all manually written pages of the site."""
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
