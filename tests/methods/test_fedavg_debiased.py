@@ -1,7 +1,7 @@
 """Debiasing FedAvg: rates by hand, equal shares, and the mean that unequal participation does not move."""
 
 import pytest
-from left import FULL_COHORTS, PATTERN, scalar_left, stacked_equals_alone
+from left import FULL_COHORTS, PATTERN, scalar_left
 
 
 def test_rates_by_hand():
@@ -40,12 +40,8 @@ def run_equations(rounds, targets=(0, 6, 3), steps=2, lr=0.1, w=2.0):
 
 def test_it_ends_near_the_middle_though_one_client_comes_three_times_as_often():
     """Targets 0 and 4: FedAvg ends near 1, the mean weighted by participation, and this at 2."""
-    rounds, local = [[0], [0], [1], [0]] * 60, {"iterations": 1, "lr": 0.02}
+    rounds, local = [[0], [0], [1], [0]] * 20, {"iterations": 1, "lr": 0.05}
     biased = scalar_left("fedavg", rounds, targets=(0, 4), local=local, weights="uniform").w
     own = scalar_left("fedavg_debiased", rounds, targets=(0, 4), local=local).w
     assert biased[-1] == pytest.approx(1, abs=0.1)
     assert own[-1] == pytest.approx(2, abs=0.1)
-
-
-def test_a_stack_equals_its_clients_alone():
-    stacked_equals_alone("fedavg_debiased", local={"lr": 0.05})
