@@ -89,6 +89,9 @@ def test_a_picture_comes_back_and_with_a_hidden_layer_it_does_not_unless_that_is
     (row,) = rows_of(attack_case(CASES["hidden_last"], x, labels, 10, how, 0), x, labels)
     assert row["psnr"] < row["constant_psnr"]
     assert row["loss"] > 1e-3
+    curve = attack_case(CASES["all_shared"], x, labels, 10, how, 0).curve  # falls from noise to the found image
+    assert curve.shape == (how.steps + 1, 1)
+    assert curve[0, 0] > 0.05 > 0.01 > curve[-1, 0]
     (row,) = rows_of(attack_case(CASES["searched_last"], x, labels, 10, how, 0), x, labels)
     assert row["psnr"] > 20
 
@@ -107,7 +110,7 @@ def test_a_match_from_the_truth_ends_at_once(digit):
 
 def test_a_batch_is_compared_in_the_order_that_fits_best():
     x = torch.stack([torch.zeros(1, 8, 8), torch.ones(1, 8, 8)])
-    pictures, labels = match_images(Found(torch.stack([x[1] * 2, x[0] - 3]), [7, 4], 0.0, 1), x)
+    pictures, labels = match_images(Found(torch.stack([x[1] * 2, x[0] - 3]), [7, 4], 0.0, 1, []), x)
     np.testing.assert_array_equal(pictures, x.numpy())
     assert labels == [4, 7]
 
@@ -148,6 +151,9 @@ def test_the_command_leaves_rows_a_table_and_pictures_and_goes_on(tmp_path, caps
     assert "no gradient to attack" in markdown(rows)
     assert (tmp_path / "leakage.png").stat().st_size > 1000
     assert (tmp_path / "leakage.pdf").read_bytes().startswith(b"%PDF")
+    steps = [(row["case"], row["image"], row["step"]) for row in leakage.read_curves(tmp_path)]
+    assert steps == [(case, "0", str(step)) for case in ("all_shared", "gaussian_1e-2") for step in range(3)]
+    assert (tmp_path / "curves.png").stat().st_size > 1000
     two = [*arguments, "--images", "2", "--batch", "2", "--cases", "all_shared"]
     assert leakage.main([*two, "--first", "3"]) == leakage.main([*two, "--first", "4"]) - 2 == 0  # of 3 and 4, then of 4 and 5
     assert "has some of images 4 to 5 in other batches" in capsys.readouterr().err
@@ -169,9 +175,17 @@ def test_the_command_leaves_rows_a_table_and_pictures_and_goes_on(tmp_path, caps
     ):
         assert leakage.main([*arguments, wrong]) == 2
         assert said in capsys.readouterr().err
+    (tmp_path / "curves.csv").write_text("case,image\nall_shared,0\n", encoding="utf-8")
+    assert leakage.main([*arguments, "--cases", "all_shared"]) == 2
+    assert "curves.csv has rows without a case, image, step or mse" in capsys.readouterr().err
     assert leakage.main([*arguments, "--images", "2", "--batch", "2", "--cases", "all_shared_idlg"]) == 2
     assert leakage.main([*arguments, "--batch", "2", "--cases", "all_shared"]) == 2
     assert "error: --images=1 must be whole batches of --batch=2\n" in capsys.readouterr().err
+
+
+def test_figure_10_has_the_cases_of_layers_that_stay(tmp_path):
+    cases = leakage.parse(["--cases", "figure10,all_shared", "--out", str(tmp_path)]).cases
+    assert cases == ["all_shared", "hidden_last", "hidden_cl1_at2", "hidden_cl2_at1", "hidden_cl2_at2"]
 
 
 @pytest.mark.parametrize(

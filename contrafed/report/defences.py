@@ -53,6 +53,9 @@ CASES = {
     **{f"hidden_cl{cl}_at{at}": Case(hidden=("linear", "last"), cl=cl, at=at) for cl, at in ((1, 2), (2, 1), (2, 2))},
 }
 
+# MpFedcon's Figure 10: the client keeps cl linear layers, and the attacker attaches at of its own. With 1 and 1: hidden_last.
+GROUPS = {"figure10": ["all_shared", "hidden_last", *(name for name in CASES if name.startswith("hidden_cl"))]}
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -73,6 +76,7 @@ class Attempt:
     best_mse: np.ndarray  # (b,) the smallest over all starts, which an attacker cannot know
     steps: int
     seconds: float
+    curve: np.ndarray  # (steps + 1, b) each picture's error before each step of this start, and after the last one
 
 
 def begins(name: str, layers: tuple[str, ...]) -> bool:
@@ -117,15 +121,29 @@ def attempt(
     best = min(range(len(found)), key=lambda k: found[k].loss)
     errors = np.array([[compute_mse(p, t) for p, t in zip(pictures, x.numpy(), strict=True)] for pictures, _ in ordered])
     pictures, names = ordered[best]
-    return Attempt(pictures, names, found[best].loss, errors.min(0), found[best].steps, time.perf_counter() - began)
+    curve, seconds = errors_by_step(found[best], x), time.perf_counter() - began
+    return Attempt(pictures, names, found[best].loss, errors.min(0), found[best].steps, seconds, curve)
+
+
+def errors_by_step(found: Found, x: Tensor) -> np.ndarray:
+    """Return the errors (steps + 1, b) of an attack's images on its way, cut to [0, 1], in the order of the true images x."""
+    order = match_order(found, x)
+    path = [torch.nan_to_num(images, nan=0.5).clamp(0, 1).numpy()[order] for images in found.path]
+    return np.array([[compute_mse(p, t) for p, t in zip(images, x.numpy(), strict=True)] for images in path])
 
 
 def match_images(found: Found, x: Tensor) -> tuple[np.ndarray, list[int]]:
     """Return the found images, cut to [0, 1], with their labels, in the order that fits the true images x best."""
+    pictures, order = torch.nan_to_num(found.images, nan=0.5).clamp(0, 1).numpy(), match_order(found, x)
+    return pictures[order], [found.labels[k] for k in order]
+
+
+def match_order(found: Found, x: Tensor) -> list[int]:
+    """Return which found image fits each true image x (b, C, H, W), by the smallest sum of errors."""
     pictures = torch.nan_to_num(found.images, nan=0.5).clamp(0, 1).numpy()
     cost = [[compute_mse(true, picture) for picture in pictures] for true in x.numpy()]
-    order = linear_sum_assignment(cost)[1].tolist()
-    return pictures[order], [found.labels[k] for k in order]
+    order: list[int] = linear_sum_assignment(cost)[1].tolist()
+    return order
 
 
 def rows_of(tried: Attempt, x: Tensor, labels: list[int]) -> list[dict[str, Any]]:

@@ -100,6 +100,7 @@ class Found:
     labels: list[int]
     loss: float  # the squared distance between the gradients, over all that was shared
     steps: int
+    path: list[Tensor]  # the images (b, C, H, W) before each step, and after the last one
 
 
 def invert(
@@ -147,9 +148,10 @@ def invert(
         loss.backward(inputs=unknown)  # type: ignore[no-untyped-call]
         return loss
 
-    best, taken = (float("inf"), x.detach().clone(), soft.detach().clone()), 0
+    best, taken, path = (float("inf"), x.detach().clone(), soft.detach().clone()), 0, []
     for step in range(steps + 1):
         before = x.detach().clone(), soft.detach().clone()
+        path.append(before[0])
         # A step returns the distance at its start.
         loss = float((optimizer.step(closure) if step < steps else distance()).detach())
         if loss < best[0]:
@@ -158,4 +160,4 @@ def invert(
         if not loss > MAX_MATCHING_LOSS:  # matched, or no longer a number
             break
     labels = best[2].argmax(1).tolist() if labels is None else labels
-    return Found(best[1], labels, best[0], taken)
+    return Found(best[1], labels, best[0], taken, path)

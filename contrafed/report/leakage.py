@@ -3,9 +3,11 @@
     python -m contrafed.report.leakage dataset=cifar10
     python -m contrafed.report.leakage dataset=npz dataset.path=cifar10.npz --cases all_shared,hidden_last --images 10
     python -m contrafed.report.leakage dataset=cifar10 --methods fedavg,fedper,fedproto --images 2
+    python -m contrafed.report.leakage dataset=cifar10 --cases figure10 --images 2
 
 Attacks DLG's LeNet on the first training images of a data set (MpFedcon, Table 4 and Figure 10). Writes ``leakage.csv`` (a row
-per image and case), ``leakage.md``, ``leakage.png`` and ``leakage.pdf`` to ``--out``.
+per image and case), ``leakage.md``, ``leakage.png`` and ``leakage.pdf`` to ``--out``, and the error by step to ``curves.csv``,
+``curves.png`` and ``curves.pdf``.
 """
 
 import argparse
@@ -32,14 +34,14 @@ from contrafed.core.errors import UserError, unknown
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import Tensors
 from contrafed.data.images import GENERATED_PATH, load_images
-from contrafed.report.defences import CASES, LAYERS, Attempt, Case, Settings, attack_case, attempt, rows_of
+from contrafed.report.defences import CASES, GROUPS, LAYERS, Attempt, Case, Settings, attack_case, attempt, rows_of
 from contrafed.report.gradient_capture import sent_by
 from contrafed.report.inversion import sigmoid_lenet, weights_of
-from contrafed.report.leakage_report import draw, markdown
+from contrafed.report.leakage_report import draw, draw_curves, markdown
 from contrafed.runs.output import quiet_libraries, versions
 from contrafed.runs.output.provenance import hardware
 
-CSV, MARKDOWN, PICTURES = "leakage.csv", "leakage.md", "pictures.npz"
+CSV, MARKDOWN, PICTURES, CURVES = "leakage.csv", "leakage.md", "pictures.npz", "curves.csv"
 
 # Values that must be equal for all results of one folder.
 COMMON_KEYS = ("dataset", "seed", "steps", "starts")
@@ -76,8 +78,9 @@ def quick_small_convolutions() -> Iterator[None]:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the checked command line. Raises ``UserError``."""
     parser = Parser("python -m contrafed.report.leakage", description=(__doc__ or "").split("\n", 1)[0])
+    cases = ", ".join((*CASES, *GROUPS))
     parser.add_argument("overrides", nargs="*", default=[], help="the data set, as main.py takes it: dataset=cifar10")
-    parser.add_argument("--cases", default=None, help=f"of {', '.join(CASES)}; default: all, or none beside --methods")
+    parser.add_argument("--cases", default=None, help=f"of {cases}; default: all, or none beside --methods")
     parser.add_argument("--methods", default="", help="attack what these methods' clients send; 'every' for all there are")
     parser.add_argument("--images", type=int, default=10, help="how many training images")
     parser.add_argument(
@@ -103,7 +106,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.methods == ["every"]:
         options.methods = list(known)
     wanted = options.cases if options.cases is not None else "" if options.methods else "all"
-    options.cases = list(CASES) if wanted == "all" else [name for name in wanted.split(",") if name]
+    named = list(CASES) if wanted == "all" else [name for name in wanted.split(",") if name]
+    options.cases = list(dict.fromkeys(case for name in named for case in GROUPS.get(name, [name])))
     for kind, names, choices in (("method", options.methods, known), ("case", options.cases, CASES)):
         for name in names:
             if name not in choices:
@@ -128,6 +132,7 @@ def run(options: argparse.Namespace) -> None:
     about = {"batch": options.batch, "steps": how.steps, "starts": how.starts, "seed": how.seed, "dataset": name}
     about |= {"torch": versions()["torch"], "hardware": f"{hardware('cpu')}, one thread"}
     rows, pictures = read(options.out)
+    curves = read_curves(options.out)
     for key in COMMON_KEYS:
         if other := {row[key] for row in rows} - {str(about[key])}:
             raise UserError(f"--out={options.out} has results of {key}={max(other)}, not {about[key]}: choose another folder")
@@ -149,11 +154,23 @@ def run(options: argparse.Namespace) -> None:
                 rows += [{"case": label, "image": first + k, **row, "note": note, **about} for k, row in enumerate(found)]
                 if tried is not None:
                     pictures |= {f"{label}/{first + k}": picture for k, picture in enumerate(tried.pictures)}
+                    curves += curve_rows(label, first, tried)
                 said = f"PSNR {found[0]['psnr']:.1f} dB, {tried.seconds:.0f} s" if tried else note
                 print(f"{label}, image {first}: {said}", flush=True)
-            write(options.out, rows, pictures)
+            write(options.out, rows, pictures, curves)
     (options.out / MARKDOWN).write_text(markdown(rows), encoding="utf-8")
     save(draw(pictures, rows), options.out / "leakage")
+    if curves:
+        save(draw_curves(curves), options.out / "curves")
+
+
+def curve_rows(label: str, first: int, tried: Attempt) -> list[dict[str, Any]]:
+    """Return a row for each image and step: its error on the attacker's way."""
+    return [
+        {"case": label, "image": first + k, "step": step, "mse": f"{error:.6g}"}
+        for k, path in enumerate(tried.curve.T)
+        for step, error in enumerate(path)
+    ]
 
 
 def tries(
@@ -227,17 +244,30 @@ def read(folder: Path) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
     return rows, found
 
 
-def write(folder: Path, rows: list[dict[str, Any]], pictures: dict[str, np.ndarray]) -> None:
-    """Write the results so far in whole files, the pictures first, so that every row has one after any interruption."""
+def read_curves(folder: Path) -> list[dict[str, Any]]:
+    """Return the errors by step in a folder, none in one from before there were any. Raises ``UserError``."""
+    if not (folder / CURVES).exists():
+        return []
+    with (folder / CURVES).open(encoding="utf-8", newline="") as file:
+        found = list(csv.DictReader(file))
+    if any(row.get(key) in (None, "") for row in found for key in ("case", "image", "step", "mse")):
+        raise UserError(f"--out={folder}: {CURVES} has rows without a case, image, step or mse: choose another folder")
+    return found
+
+
+def write(folder: Path, rows: list[dict[str, Any]], pictures: dict[str, np.ndarray], curves: list[dict[str, Any]]) -> None:
+    """Write the results so far in whole files, the table last, so that every row has its picture after any interruption."""
     folder.mkdir(parents=True, exist_ok=True)
-    table, images = folder / f"{CSV}.part", folder / f"part-{PICTURES}"
+    images = folder / f"part-{PICTURES}"
     np.savez_compressed(images, **pictures)  # type: ignore[arg-type]
-    with table.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, max(rows, key=len), restval="")
-        writer.writeheader()
-        writer.writerows(rows)
     replace(images, folder / PICTURES)
-    replace(table, folder / CSV)
+    for name, lines in ((CURVES, curves), (CSV, rows)):
+        if lines:
+            with (folder / f"{name}.part").open("w", encoding="utf-8", newline="") as file:
+                writer = csv.DictWriter(file, max(lines, key=len), restval="")
+                writer.writeheader()
+                writer.writerows(lines)
+            replace(folder / f"{name}.part", folder / name)
 
 
 if __name__ == "__main__":

@@ -69,3 +69,26 @@ def draw(pictures: Mapping[str, np.ndarray], rows: Sequence[Mapping[str, Any]]) 
                 axes.set_title(f"{psnr[name]:.1f} dB", fontsize=6, pad=1.5)
         line[0].text(-0.15, 0.5, case, transform=line[0].transAxes, ha="right", va="center", fontsize=7)
     return figure
+
+
+def draw_curves(curves: Iterable[Mapping[str, Any]]) -> "Figure":
+    """Return a figure of the median error over images by step, with a line for each case (MpFedcon, Figure 10).
+
+    Args:
+        curves: Rows with ``case``, ``image``, ``step`` and ``mse``. An attack that ended early keeps its last error.
+    """
+    from matplotlib.figure import Figure
+
+    paths: dict[str, dict[str, dict[int, float]]] = {}
+    for row in curves:
+        paths.setdefault(str(row["case"]), {}).setdefault(str(row["image"]), {})[int(row["step"])] = float(row["mse"])
+    last = max((step for some in paths.values() for path in some.values() for step in path), default=0)
+    figure = Figure(figsize=(6.4, 4), dpi=130, layout="constrained")
+    axes = figure.subplots()
+    for case, some in paths.items():
+        errors = [[path[min(step, max(path))] for step in range(last + 1)] for path in some.values()]
+        axes.plot(np.median(errors, axis=0), label=case)
+    axes.axhline(DEFENDED, color="0.7", linewidth=0.8, linestyle="--")
+    axes.set(yscale="log", xlabel="step of the attack", ylabel="mean squared error of the image")
+    axes.legend(fontsize=7)
+    return figure

@@ -162,6 +162,16 @@ def table(name: str, keys: list[str]) -> list[str]:
     return rows
 
 
+def sources_of_values(m: Method) -> str:
+    """Return where a method's defaults are from, as the comments ``# Values:`` of its YAML and of its strategy's say."""
+    found = {}
+    for file in (m.name, f"server/{m.rule_name}"):
+        path = registry.CONF / "strategy" / f"{file}.yaml"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        found |= {line.removeprefix("# Values: "): None for line in lines if line.startswith("# Values: ")}
+    return escape_markdown(". ".join(text[:1].upper() + text[1:] for text in found))
+
+
 def sections() -> list[tuple[str, str]]:
     """Return the sections of docs/METHODS.md as (heading, text)."""
     text = (ROOT / "docs" / "METHODS.md").read_text(encoding="utf-8")
@@ -207,6 +217,8 @@ def page(name: str) -> str:
     lines += ["", *table(name, m.rule_fields)] if m.rule_fields else []
     lines += ["", "## Local training", "", "Defaults of the method. An experiment has its own training settings instead.", ""]
     lines += table(name, local)
+    if sources := sources_of_values(m):
+        lines += ["", "## Source of the defaults", "", f"{sources}."]
     if "Interpretation" in parts:
         lines += ["", "## Interpretation", "", parts["Interpretation"]]
     if wrong := errata(m.title):

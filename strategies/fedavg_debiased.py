@@ -1,0 +1,51 @@
+"""Debiasing FedAvg's strategy: a plain mean, and a count by which clients find out how often they participate."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from contrafed.server.base import FederatedStrategy, Replies, Tensors
+
+
+@dataclass(frozen=True)
+class Config:
+    """No hyper-parameters."""
+
+
+class FedAvgDebiased(FederatedStrategy):
+    """Average the participants' updates with equal weights. Clients scale their own rate.
+
+    Source: Sun et al. 2025, Algorithm 1, as reviews quote it.
+
+    Deviation: the paper's cohorts have B clients, and t rounds have t B participations. Here they are counted, so that cohorts
+    may have different sizes.
+    """
+
+    linear_in_updates = True
+    aggregates_empty_rounds = True
+
+    @classmethod
+    def needs_individual_updates(cls, config: object) -> str:
+        """Return that only means are used."""
+        return ""
+
+    def setup(self) -> None:
+        """Start with no participation."""
+        self.state["participations"] = 0
+
+    def broadcast(self, model: Tensors) -> Tensors:
+        """Return W, and the participations of all clients up to this round over the number of clients (t B / K)."""
+        count = self.state["participations"] + len(self.round.participants)
+        return super().broadcast(model) | {"participation/mean": torch.tensor(count / self.population.num_clients_with_data)}
+
+    def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
+        """Count the round's participants, and average."""
+        self.state["participations"] += len(self.round.participants)
+        if not len(replies):
+            return model
+        return {name: model[name] + delta for name, delta in replies.mean("delta", np.ones(len(replies))).items()}
+
+    def reply_weights(self, clients: np.ndarray, num_examples: np.ndarray) -> np.ndarray:
+        """Return equal weights (m,)."""
+        return np.ones(len(clients))
