@@ -224,7 +224,7 @@ class ContrafedSweeper(Sweeper):
         from contrafed.data.fingerprint import fingerprint_run
         from contrafed.data.images import load_images
 
-        dataset, files = each.run.client.dataset, (each.run.client.partition, each.run.participation)
+        dataset, files = each.run.client.dataset, (each.run.client.partition, each.run.participation, each.run.clock)
         before = summary.get("data_fingerprint")
         if before is None or not any(getattr(choice.config, "path", None) for choice in (dataset, *files)):
             return
@@ -232,7 +232,7 @@ class ContrafedSweeper(Sweeper):
             self._fingerprints[name] = load_images(dataset).fingerprint
         if fingerprint_run(self._fingerprints[name], *files) != before:
             raise UserError(
-                f"job {each.job.number}: the data, or the files of partition or participation, are not those of its run "
+                f"job {each.job.number}: the data, or the files of partition, participation or clock, are not those of its run "
                 f"in {there}. Fix: put them back as they were, or name another output_dir"
             )
 

@@ -22,7 +22,7 @@ from contrafed.core.tracker import check_tracker
 # Entries of `log`. `contrafed/runs/diagnostics.py` describes what each one writes.
 LOG_CHOICES = ("deviation", "features", "clients_train", "probability", "weights")
 
-SERVER_GROUPS = ("participation", "engine", "privacy", "attack", "aggregation", "tracker")
+SERVER_GROUPS = ("participation", "engine", "privacy", "attack", "aggregation", "tracker", "clock")
 GROUPS = ("strategy", "dataset", "partition", "participation", "model", "engine", *SERVER_GROUPS[2:])
 
 # Where and how a run is executed, and what of it is kept. No result depends on these, except on the engine's RULING_KEYS, which
@@ -98,6 +98,7 @@ class Run(Top):
     tracker: Choice
     attack: Choice
     aggregation: Choice
+    clock: Choice
     composed: Mapping[str, Any]  # the configuration that this is made of, as in ``config.yaml``
     folder: Path | None = None  # the run's folder, once it has one, and ``resume`` is then a checkpoint's path or None
 
@@ -118,6 +119,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     import contrafed.data.checks
     import contrafed.data.images
     from contrafed.config.validate import check_attack, check_classes, check_mean, check_participation, check_privacy
+    from contrafed.data.clock import check_clock
     from contrafed.data.participation import pattern_class_of
     from contrafed.server.base import strategy_class_of
     from contrafed.server.privacy import check_rejections
@@ -150,6 +152,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
         strategy_class.check(server.config, client.strategy, participation)
     check_classes(client.strategy, server)
     check_participation(participation, top.num_trained, top.seed_of_federation)
+    check_clock(chosen["clock"], top.num_trained, top.seed_of_federation)
     check_privacy(chosen["privacy"], server, participation)
     if isinstance(chosen["privacy"].config, central.Config):
         limits = chosen["engine"].config

@@ -52,6 +52,7 @@ PACKAGES = {
     "dataset": "contrafed.partitions.datasets",
     "partition": "contrafed.partitions.partitioners",
     "participation": "contrafed.partitions.participation",
+    "clock": "contrafed.partitions.clocks",
     "model": "contrafed.models",
     "engine": "contrafed.engines",
     "privacy": "contrafed.core.privacy",

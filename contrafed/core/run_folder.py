@@ -1,6 +1,7 @@
 """Read what a run wrote to its folder, to resume it or to report it."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,4 +50,12 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder / 'config.yaml'} is no run's configuration")
     if "num_nodes" in stored:
         raise UserError(f"{folder}: a run of an older Contrafed, whose keys had other names. Fix: name another folder")
-    return {str(key): value for key, value in stored.items()}
+    return add_later_keys({str(key): value for key, value in stored.items()})
+
+
+def add_later_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored configuration with the keys that runs of before did not have: no clock, and no late clients."""
+    found = {"clock": {"name": "none"}, **config}
+    if isinstance(participation := found.get("participation"), Mapping):
+        found["participation"] = {"late": "drop", **participation}
+    return found

@@ -23,9 +23,9 @@ def fingerprint_images(data: Any) -> str:
     return found.hexdigest()[:LENGTH]
 
 
-def fingerprint_run(images: str, partition: Choice, participation: Choice) -> str:
-    """Return the fingerprint of a run: of its ``images``, and of the files of its partition and participation."""
-    paths = [getattr(choice.config, "path", None) for choice in (partition, participation)]
+def fingerprint_run(images: str, *choices: Choice) -> str:
+    """Return the fingerprint of a run: of its ``images``, and of the files of its partition, participation and clock."""
+    paths = [getattr(choice.config, "path", None) for choice in choices]
     files = [Path(path).expanduser() for path in paths if isinstance(path, str)]
     contents = [file.read_bytes() for file in files if file.is_file()]
     if not contents:

@@ -1,7 +1,7 @@
 """Draw participation: the availability of clients, and independently of it the server's selection."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -19,6 +19,9 @@ class Selection:
 
     select: int | float | None  # None: every client
     loss_rate: Annotated[float, Range(ge=0, le=1)]
+    deadline: Annotated[float, Range(gt=0)] | str | None = field(default=None, kw_only=True)  # seconds, or qSHARE
+    over_select: Annotated[float, Range(ge=1)] | None = field(default=None, kw_only=True)
+    late: Literal["drop", "stale", "partial"] = field(default="drop", kw_only=True)
 
     def count(self, num_clients: int) -> int | None:
         """Return the number of selected clients: a whole number as it is, or a fraction of ``num_clients``, at least 1.

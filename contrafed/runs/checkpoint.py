@@ -26,7 +26,7 @@ from torch import Tensor
 from contrafed.config.run_config import HOW_IT_RUNS, ORIGIN, counts
 from contrafed.core.disk import checksum, sync
 from contrafed.core.errors import UserError
-from contrafed.core.run_folder import MAX_LOG_BYTES, check_regular
+from contrafed.core.run_folder import MAX_LOG_BYTES, add_later_keys, check_regular
 from contrafed.core.schema import flatten_keys, plain_numbers
 from contrafed.core.tensors import PRIVATE, Tensors, read, select_prefix, write
 
@@ -226,7 +226,7 @@ def find(where: str | Path) -> Checkpoint | None:
 
 def check_same(path: Path, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Raise ``UserError`` with the keys that differ between ``config`` and ``stored``, except ``FREE_KEYS``."""
-    old, new = flatten_keys(stored), flatten_keys(config)
+    old, new = flatten_keys(add_later_keys(stored)), flatten_keys(config)
     differ = [
         f"{key}={new.get(key, '(none)')} (there: {old.get(key, '(none)')})"
         for key in sorted({*old, *new})
@@ -241,7 +241,7 @@ def identity(config: Mapping[str, Any]) -> str:
 
     If a scale makes cells of a table equal, it also contains which cell it is.
     """
-    flat = sorted(plain_numbers(flatten_keys(config)).items())
+    flat = sorted(plain_numbers(flatten_keys(add_later_keys(config))).items())
     more = {*ENDING_KEYS, *(["published"] if config.get("scale") else [])}
     return json.dumps({key: v for key, v in flat if v is not None and (counts(key, FREE_KEYS) or key.split(".")[0] in more)})
 

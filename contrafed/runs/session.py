@@ -67,7 +67,8 @@ class Session:
         self.run, self.folder = run, run.folder
         self.grid = grid = wrap_in_attack(grid, run.attack, run.num_clients, run.seed)
         self.workspace = workspace_for(run.client.to_json())
-        self.fingerprint = fingerprint_run(self.workspace.federation.data.fingerprint, run.client.partition, run.participation)
+        images = self.workspace.federation.data.fingerprint
+        self.fingerprint = fingerprint_run(images, run.client.partition, run.participation, run.clock)
         self.places = self._choose_personal_paths()
         self.resumed = checkpoint.find(run.resume) if run.resume else None
         if run.resume and self.resumed is None:  # complete when the run was checked

@@ -57,6 +57,8 @@ def compose_deployed_run(overrides: str, num_clients: int | None = None, config_
         raise UserError("privacy.seeded_noise=true: all devices know the seed. Fix: privacy.seeded_noise=false")
     if num_clients is None and getattr(wanted.privacy.config, "amplification", False):
         raise UserError("privacy.amplification=true hides who takes part, which all devices know from the seed")
+    if num_clients is None and wanted.clock.name != "none":
+        raise UserError(f"clock={wanted.clock.name} simulates time, and devices take their own. Fix: clock=none")
     if num_clients is None and wanted.attack.name != "none":
         raise UserError(f"attack={wanted.attack.name} goes with simulation: devices never attack at a server's word")
     # The Session takes the same workspace, with the only model that is built here.
@@ -114,9 +116,9 @@ def starting_point(wanted: Run, images: str, devices: bool = False) -> str | Non
     if found is not None:
         checkpoint.check_same(found.path, found.config, wanted.composed)
         checkpoint.check_logs(found)
-        if found.data and found.data != fingerprint_run(images, wanted.client.partition, wanted.participation):
+        if found.data and found.data != fingerprint_run(images, wanted.client.partition, wanted.participation, wanted.clock):
             raise UserError(
-                f"resume: the data, or the files of partition or participation, are not those of {found.path}. "
+                f"resume: the data, or the files of partition, participation or clock, are not those of {found.path}. "
                 "Fix: put them back as they were, or begin the run in another folder"
             )
         if devices != bool(found.grid):
