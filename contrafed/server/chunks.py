@@ -104,7 +104,7 @@ def divide(strategy: Any, grid: Any, asked: dict[int, ConfigRecord]) -> Chunks |
 
 
 def collect(strategy: Any, replies: Iterable[Message]) -> Replies:
-    """Check replies, and return the valid ones, or the sums of all chunks so far. A schedule may return earlier ones instead."""
+    """Check replies, and return the valid ones, or the sums of all chunks so far. A schedule may hold them back."""
     found = strategy.accept(replies) if strategy.schedule is None else strategy.schedule.collect(strategy, replies)
     valid = Replies(strategy.norm_limit.filter(found, strategy.round), strategy.aggregation)
     if strategy.chunks is None:

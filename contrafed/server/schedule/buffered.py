@@ -1,5 +1,6 @@
 """buffered: aggregate K replies as they arrive, while M clients train, each from the model of its time (FedBuff, FedAsync)."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -8,9 +9,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from flwr.app import Message
 
+from contrafed.core.client_run import Choice
+from contrafed.core.errors import UserError
 from contrafed.core.randomness import generator
 from contrafed.core.schema import Range
 from contrafed.core.tensors import Tensors, add_prefix, select_prefix, size_of
+from contrafed.data.clock import Clock
 from contrafed.server import checks
 from contrafed.server.replies import OTHER_PREFIX, Reply
 
@@ -158,3 +162,23 @@ class Buffered:
     def restore(self, state: Iterable[Mapping[str, Any]]) -> None:
         """Continue from what ``state`` returned."""
         self.training = [Training(**{**entry, "reply": entry["reply"] and Reply(**entry["reply"])}) for entry in state]
+
+
+def make_schedule(choice: Choice, clock: Clock | None, strategy: Any) -> Buffered | None:
+    """Return the schedule of a run, None for a synchronous one. Raises ``UserError`` if an update would not be known."""
+    if not isinstance(choice.config, Config):
+        return None
+    assert clock is not None  # by check_schedule
+    unknown = {name for name in strategy.upload_spec if name.startswith("model/")} - strategy.broadcast_spec.keys()
+    if unknown:
+        raise UserError(
+            f"schedule=buffered: clients upload {min(unknown)}, which they do not receive, so its update is not known. "
+            "Fix: schedule=synchronous"
+        )
+    down, up = (4 * sum(map(math.prod, spec.values())) for spec in (strategy.broadcast_spec, strategy.upload_spec))
+
+    def compute_seconds(clients: np.ndarray, server_round: int) -> np.ndarray:
+        steps = np.array([*checks.costs(strategy, clients).values()], dtype=np.int64)
+        return clock.seconds(clients, server_round, steps, down, up)
+
+    return Buffered(choice.config, compute_seconds, strategy.participation.draw_seed)
