@@ -56,7 +56,7 @@ class Training:
 
 
 class Buffered:
-    """The clients in training, and the order in which they arrive.
+    """The clients in training, and the order of their arrivals.
 
     A round is one aggregation. A client starts from the model of the last one. What it uploads is computed at once, and is used
     when its simulated time has passed. So clients that start from one model train as a stack.
