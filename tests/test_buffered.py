@@ -1,5 +1,7 @@
 """schedule=buffered: the order of arrivals, aggregations by hand, and what a checkpoint holds."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,37 +9,46 @@ from helpers import close, config_of, digits_run, run_scalar, same
 from stopped import SMALL_RUN, equal, outcome, stop_in
 
 from contrafed.config.run_config import resolve
+from contrafed.data.clock import Clock, Speeds
 from contrafed.runs.run import run
 from contrafed.server.replies import Reply
-from contrafed.server.schedule.buffered import Buffered, Config
+from contrafed.server.round_log import Round
+from contrafed.server.schedule.buffered import BufferedTime, Config
 from contrafed.strategies.fedavg import FedAvg
 
 DEFAULTS = {"staleness": "polynomial", "staleness_a": 1, "staleness_b": 1, "mixes": "updates"}
 BUFFERED = ("clock=lognormal", "schedule=buffered", "schedule.buffer_size=2", "schedule.concurrency=4")
 
 
-def make(buffer_size, concurrency, times=(), **changes):
-    """Return a schedule whose client k takes ``times[k]`` seconds in every round."""
-    config = Config(buffer_size, concurrency, **DEFAULTS | changes)
-    return Buffered(config, lambda clients, server_round: np.array(times, dtype=float)[clients], 0)
+def make(buffer_size, concurrency, times=(1,), strategy=None, **changes):
+    """Return the time of a run whose client k takes ``times[k]`` seconds in every round."""
+
+    class Given(Clock):
+        def speeds(self, clients, server_round):
+            return Speeds(np.array(times, dtype=float)[clients], *np.full((2, len(clients)), np.inf))
+
+    nothing = SimpleNamespace(buffers=frozenset({"mean"}), broadcast_spec={}, upload_spec={})
+    pattern = SimpleNamespace(config=SimpleNamespace(late="drop"), draw_seed=0)
+    return BufferedTime(Config(buffer_size, concurrency, **DEFAULTS | changes), Given(None, 0, 0), strategy or nothing, pattern)
 
 
 def rule_of(*about, **changes):
-    """Return FedAvg's strategy with such a schedule."""
+    """Return FedAvg's strategy with such a time. A client takes its seconds whatever its number of steps."""
 
     class BufferedAvg(FedAvg):
         linear_in_updates = True
 
         def setup(self):
-            self.schedule = make(*about, **changes)
+            self.time, self.num_local_steps = make(*about, strategy=self, **changes), lambda examples: 1
 
     return BufferedAvg
 
 
-def events(schedule, server_round, cohort):
+def events(time, server_round, cohort):
     """Return who starts and who arrives in a round, and its seconds."""
-    started = schedule.start(np.array(cohort, dtype=np.int64), server_round).tolist()
-    return started, [each.client for each in schedule.arrived], schedule.elapsed
+    done = Round(server_round, time.leave_out_busy(np.array(cohort, dtype=np.int64)))
+    started = time.plan(done, dict.fromkeys(cohort, 1))
+    return list(started), [each.client for each in time.arrived], done.simulated["simulated_seconds"]
 
 
 @pytest.mark.parametrize(
@@ -49,20 +60,20 @@ def test_staleness_weights(staleness, expected):
 
 
 def test_events_by_hand():
-    schedule = make(2, 3, [1, 2, 5])
-    assert events(schedule, 1, [0, 1, 2]) == ([0, 1, 2], [0, 1], 2)
-    assert events(schedule, 2, [0, 1, 2]) == ([0, 1], [0, 1], 2)  # 2 trains on
-    assert events(schedule, 3, [0, 1, 2]) == ([0, 1], [0, 2], 1)  # after 5 seconds, with 0, whose id is smaller
-    assert [(each.client, each.arrives) for each in schedule.training] == [(1, 1)]
-    assert events(schedule, 4, []) == ([], [1], 1)  # without clients that could start, the buffer stays short
-    assert events(schedule, 5, []) == ([], [], 0)
+    time = make(2, 3, [1, 2, 5])
+    assert events(time, 1, [0, 1, 2]) == ([0, 1, 2], [0, 1], 2)
+    assert events(time, 2, [0, 1, 2]) == ([0, 1], [0, 1], 2)  # 2 trains on
+    assert events(time, 3, [0, 1, 2]) == ([0, 1], [0, 2], 1)  # after 5 seconds, with 0, whose id is smaller
+    assert [(each.client, each.arrives) for each in time.training] == [(1, 1)]
+    assert events(time, 4, []) == ([], [1], 1)  # without clients that could start, the buffer stays short
+    assert events(time, 5, []) == ([], [], 0)
 
 
 def test_a_free_place_is_taken_within_the_round_but_by_no_client_twice():
-    schedule = make(4, 2, [1] * 3)
-    started, arrived, seconds = events(schedule, 1, range(3))
+    time = make(4, 2, [1] * 3)
+    started, arrived, seconds = events(time, 1, range(3))
     assert (started, sorted(arrived), seconds) == ([0, 1, 2], [0, 1, 2], 2)
-    assert events(schedule, 2, range(3))[0] == [0, 1, 2]
+    assert events(time, 2, range(3))[0] == [0, 1, 2]
 
 
 def test_an_aggregation_by_hand():
@@ -91,7 +102,7 @@ def test_a_buffer_of_the_whole_cohort_is_synchronous_training(cohorts, buffer_si
     plain, _ = digits_run("fedavg", schedule=cohorts)
     ours, strategy = digits_run("fedavg", schedule=cohorts, rule=rule_of(buffer_size, buffer_size, times))
     assert all(same(a, b) for a, b in zip(plain, ours, strict=True))
-    assert strategy.schedule.training == []
+    assert strategy.time.training == []
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedper", "moon"])
@@ -106,12 +117,12 @@ def test_clients_that_start_from_one_model_train_as_a_stack(name):
 @pytest.mark.parametrize("upload", ["model", "delta"])
 def test_a_stale_reply_is_an_update_of_the_present_model(mixes, upload):
     """A client got w = 1 and trained w = 4. Now the model is w = 2. Its statistics and prototypes stay as they are."""
-    schedule, one = make(1, 1, mixes=mixes), torch.ones(1)
+    time, one = make(1, 1, mixes=mixes), torch.ones(1)
     tensors = {f"{upload}/w": (4 if upload == "model" else 3) * one, f"{upload}/mean": 9 * one, "proto/mean": 7 * one}
     received = {"model/w": one, "model/mean": 0 * one}
-    kept = schedule._reduce(Reply(0, tensors, 1, {}, received), frozenset({"mean"}))
+    kept = time._reduce(Reply(0, tensors, 1, {}, received))
     assert not kept.received
-    found = schedule._renew(kept, {"model/w": 2 * one, "model/mean": one}, 0.5)
+    found = time._renew(kept, {"model/w": 2 * one, "model/mean": one}, 0.5)
     assert float(found.get_tensors("delta")["w"]) == (1.5 if mixes == "updates" else 1)
     assert float(found.get_tensors("model")["mean"]) == 9
     assert float(found.tensors["proto/mean"]) == 7
@@ -128,8 +139,8 @@ def test_a_client_that_fails_is_dropped_when_it_would_arrive():
 
     rule = rule_of(2, 3, [1, 2, 5])
     _, strategy = digits_run("fedavg", clients=3, client_class=Failing, may_fail=True, rule=rule)
-    assert strategy.round.metrics["arrived"] == 2
-    assert strategy.round.metrics["dropped"] == 1
+    assert strategy.round.simulated["arrived"] == 2
+    assert strategy.round.simulated["dropped"] == 1
     assert strategy.round.metrics["staleness_max"] == 2
 
 

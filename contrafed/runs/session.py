@@ -18,7 +18,6 @@ from contrafed.core.metrics import beside_accuracy
 from contrafed.core.privacy import central, gaussian
 from contrafed.core.tensors import Tensors
 from contrafed.core.tracker import Tracked
-from contrafed.data.clock import make_clock
 from contrafed.data.fingerprint import fingerprint_run
 from contrafed.data.loaded import describe_loaded
 from contrafed.engines.attack import wrap_in_attack
@@ -49,14 +48,11 @@ from contrafed.server.accountant import Budget
 from contrafed.server.base import FederatedStrategy, Population, Round
 from contrafed.server.privacy import count_protected_kinds
 from contrafed.server.replies import MAX_REPLY_OVERHEAD_BYTES, norm
-from contrafed.server.schedule.buffered import make_schedule
 from contrafed.training.traffic import BYTES_PER_NUMBER, count_scalars
 from contrafed.training.workspace import Workspace, workspace_for
 
 # Of a checkpoint's state: the norms of recent accepted replies.
 RECENT_NORMS = "recent upload norms"
-# The same: clients in training, with schedule=buffered.
-IN_TRAINING = "clients in training"
 
 # Called after every round with its number and metrics, named SCOPE/SPLIT/METRIC as the columns of metrics.csv.
 OnRound = Callable[[int, dict[str, float]], None]
@@ -87,8 +83,6 @@ class Session:
         # What is wrong with the global model now, empty for nothing.
         self.divergence, self.initial_norm = "", norm(self.model.values())
         self.strategy = make_strategy(run, self.workspace, self.members, self.rounds)
-        clock = make_clock(run.clock, run.num_trained, run.seed_of_federation)
-        self.schedule = self.strategy.schedule = make_schedule(run.schedule, clock, self.strategy)
         check_strategy(run, self.strategy, self.model)
         self.norms = self.strategy.norm_limit
         grid.limit_replies(self.strategy.largest_reply)
@@ -318,8 +312,6 @@ class Session:
         self.model = {name: found[name] for name in self.model}  # older files have another order
         self.norms.recent = list(state.pop(RECENT_NORMS, []))
         self.selection.restore(state, self.folder, self._about_model)
-        if self.schedule is not None:
-            self.schedule.restore(state.pop(IN_TRAINING))
         checkpoint.put_back(self.strategy.state, state)
         self.strategy.round = Round(resumed.server_round, np.zeros(0, dtype=np.int64))
         elsewhere = resumed.path.parent.parent.resolve() != self.folder.resolve()
@@ -336,8 +328,6 @@ class Session:
             changed, own = self.grid.take_changed(), self.grid.own(server_round)
             logs, sums = self.recorder.sizes(), self.recorder.checksums()
             state = self.strategy.state | {RECENT_NORMS: list(self.norms.recent), **self.selection.state()}
-            if self.schedule is not None:
-                state[IN_TRAINING] = self.schedule.state()
             self.checkpoints.save(server_round, self.model, state, changed, logs, own, sums, self._any_accepted)
             self._any_accepted = False
             self.grid.on_checkpoint(server_round, self.checkpoints.wait)

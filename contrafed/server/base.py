@@ -24,7 +24,6 @@ from contrafed.server.buffers import leave_out
 from contrafed.server.norm_limit import NormLimit
 from contrafed.server.replies import Replies, Reply, largest, read_divergence, read_reply
 from contrafed.server.round_log import Population, Round
-from contrafed.server.schedule.buffered import Buffered
 from contrafed.server.scores import Score, read_score, record_scores
 from contrafed.training.base import Client
 
@@ -109,7 +108,6 @@ class FederatedStrategy(Strategy):
         # Called with a round's valid replies after aggregation. May write to ``self.round``.
         self.on_aggregated: Callable[[Replies], None] | None = None
         self.chunks: chunks.Chunks | None = None  # of a round with a large cohort
-        self.schedule: Buffered | None = None  # with schedule=buffered
         self._sent: list[tuple[Message, int]] = []
         self.received: dict[int, Tensors] = {}  # by partition id, the tensors that a client starts from in this round
         self._scored: set[int] = set()  # the clients whose evaluation is used
@@ -199,8 +197,6 @@ class FederatedStrategy(Strategy):
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Write one message for each client that ``select`` returns."""
         clients = checks.select_clients(self, server_round)
-        if self.schedule is not None:
-            clients = self.schedule.start(clients, server_round)
         self.model = codec.from_record(arrays)
         self.round = Round(server_round, clients)
         self.round.bytes_down = len(clients) * sum(4 * math.prod(shape) for shape in self.broadcast_spec.values())

@@ -99,14 +99,13 @@ class Chunks:
 
 def divide(strategy: Any, grid: Any, asked: dict[int, ConfigRecord]) -> Chunks | None:
     """Return the chunks of a round, None if all its clients are asked at once."""
-    large = len(asked) > CHUNK_CLIENTS and getattr(grid, "divides_rounds", False) and strategy.schedule is None
+    large = len(asked) > CHUNK_CLIENTS and getattr(grid, "divides_rounds", False)
     return Chunks(strategy, asked) if large and not find_obstacle(strategy) else None
 
 
 def collect(strategy: Any, replies: Iterable[Message]) -> Replies:
-    """Check replies, and return the valid ones, or the sums of all chunks so far. A schedule may hold them back."""
-    found = strategy.accept(replies) if strategy.schedule is None else strategy.schedule.collect(strategy, replies)
-    valid = Replies(strategy.norm_limit.filter(found, strategy.round), strategy.aggregation)
+    """Check replies, and return the valid ones, or the sums of all chunks so far."""
+    valid = Replies(strategy.norm_limit.filter(strategy.accept(replies), strategy.round), strategy.aggregation)
     if strategy.chunks is None:
         return valid
     strategy.chunks.sums.add(valid)

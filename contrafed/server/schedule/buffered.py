@@ -1,25 +1,21 @@
 """buffered: aggregate K replies as they arrive, while M clients train, each from the model of its time (FedBuff, FedAsync)."""
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from flwr.app import Message
 
-from contrafed.core.client_run import Choice
 from contrafed.core.errors import UserError
 from contrafed.core.randomness import generator
 from contrafed.core.schema import Range
 from contrafed.core.tensors import Tensors, add_prefix, select_prefix, size_of
 from contrafed.data.clock import Clock
-from contrafed.server import checks
+from contrafed.data.participation import Participation
 from contrafed.server.replies import OTHER_PREFIX, Reply
-
-# Returns the simulated seconds from the broadcast to the reply of clients (m,) that start in a round.
-Seconds = Callable[[np.ndarray, int], np.ndarray]
+from contrafed.server.round_log import Round
+from contrafed.server.simulated_time import SimulatedTime
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ class Training:
     reply: Reply | None = None  # None if the client failed, or if its reply was rejected
 
 
-class Buffered:
+class BufferedTime(SimulatedTime):
     """The clients in training, and the order of their arrivals.
 
     A round is one aggregation. A client starts from the model of the last one. What it uploads is computed at once, and is used
@@ -70,80 +66,112 @@ class Buffered:
     same draws.
     """
 
-    def __init__(self, config: Config, seconds: Seconds, seed: int) -> None:
-        """Begin without clients in training."""
-        self.config, self.seconds, self.seed = config, seconds, seed
+    def __init__(self, config: Config, clock: Clock, strategy: Any, participation: Participation) -> None:
+        """Begin without clients in training. Raises ``UserError`` if an update would not be known."""
+        super().__init__(clock, strategy, participation)
+        self.config, self.late = config, "stale"  # all replies may be
         self.training: list[Training] = []
         self.arrived: list[Training] = []  # in this round
-        self.elapsed = 0.0  # simulated seconds of this round
+        unknown = {name for name in strategy.upload_spec if name.startswith("model/")} - strategy.broadcast_spec.keys()
+        if unknown:
+            raise UserError(
+                f"schedule=buffered: clients upload {min(unknown)}, which they do not receive, so its update is not known. "
+                "Fix: schedule=synchronous"
+            )
 
-    def start(self, cohort: np.ndarray, server_round: int) -> np.ndarray:
-        """Simulate until the buffer is full, and return the clients that start until then, sorted.
+    def leave_out_busy(self, clients: np.ndarray) -> np.ndarray:
+        """Return the clients that are not in training."""
+        return clients[~np.isin(clients, [each.client for each in self.training])]
+
+    def plan(self, done: Round, costs: Mapping[int, int]) -> dict[int, int]:
+        """Simulate until the buffer is full, and log the round's simulated seconds.
 
         Clients start in a drawn order, as soon as fewer than M train. Of clients that arrive at the same time the smaller
         partition id is the first. If none is left that could arrive, the buffer stays short.
 
         Args:
-            cohort: The clients that may start in this round (m,): selected, available and with data.
-            server_round: The round.
+            done: The log of the round, with the clients that could start.
+            costs: Each client's local steps, by partition id.
+
+        Returns:
+            The clients that start, with their steps.
         """
-        order = generator(self.seed, "order of starts", server_round - 1).permutation(cohort)
-        order = order[~np.isin(order, [each.client for each in self.training])]
-        waiting = zip(order.tolist(), self.seconds(order, server_round).tolist(), strict=True)
-        self.arrived, self.elapsed = [], 0.0
+        t = done.server_round
+        order = generator(self.participation.draw_seed, "order of starts", t - 1).permutation(done.participants)
+        steps = np.array([costs[client] for client in order.tolist()], dtype=np.int64)
+        seconds = self.clock.seconds(order, t, steps, self.bytes_down, self.bytes_up)
+        started, lasts = self._simulate(t, zip(order.tolist(), seconds.tolist(), strict=True))
+        self.now += lasts
+        done.participants = np.array(sorted(started), dtype=np.int64)
+        done.bytes_down = len(started) * self.bytes_down
+        done.simulated = {"simulated_seconds": lasts, "simulated_time": self.now}
+        return {client: costs[client] for client in done.participants.tolist()}
+
+    def _simulate(self, server_round: int, waiting: Iterator[tuple[int, float]]) -> tuple[list[int], float]:
+        """Let clients start and arrive until K have arrived, and return those that started, and the seconds that passed.
+
+        Args:
+            server_round: The round.
+            waiting: The clients that could start, with the seconds that each of them takes.
+        """
+        now, self.arrived, started = 0.0, [], list[int]()
         while len(self.arrived) < self.config.buffer_size:
-            free = max(self.config.concurrency - len(self.training), 0)
-            starts = islice(waiting, free)
-            self.training += [Training(client, server_round, self.elapsed + seconds) for client, seconds in starts]
+            for client, seconds in islice(waiting, max(self.config.concurrency - len(self.training), 0)):
+                self.training.append(Training(client, server_round, now + seconds))
+                started.append(client)
             if not self.training:
                 break
             self.training.sort(key=lambda each: (each.arrives, each.client))
-            self.elapsed = self.training[0].arrives
-            here = sum(each.arrives == self.elapsed for each in self.training)
-            here = min(here, self.config.buffer_size - len(self.arrived))
-            self.arrived, self.training = self.arrived + self.training[:here], self.training[here:]
+            now = self.training[0].arrives
+            # All that arrive at this moment, before their places are taken.
+            count = min(sum(each.arrives == now for each in self.training), self.config.buffer_size - len(self.arrived))
+            self.arrived, self.training = self.arrived + self.training[:count], self.training[count:]
         for each in self.training:
-            each.arrives -= self.elapsed
-        started = [each.client for each in (*self.arrived, *self.training) if each.server_round == server_round]
-        return np.array(sorted(started), dtype=np.int64)
+            each.arrives -= now
+        return started, now
 
-    def collect(self, strategy: Any, replies: Iterable[Message]) -> list[Reply]:
-        """Keep the valid replies of the clients that started in this round, and return those of the clients that arrived.
+    def exchange(self, valid: Sequence[Reply], done: Round, broadcast: Callable[[], Tensors]) -> list[Reply]:
+        """Keep the replies of the clients that started in this round, and return those of the clients that arrived.
 
-        A stale reply is returned as an update of the present model. Staleness and the numbers of arrivals are written to the
-        round's metrics.
+        A stale reply is returned as an update of the present model.
+
+        Args:
+            valid: The valid replies of the clients that started.
+            done: The log of the round.
+            broadcast: Returns what clients receive in this round, by message name.
         """
-        log = strategy.round
-        valid = {reply.client: reply for reply in strategy.accept(replies)}
-        for each in (*self.arrived, *self.training):
-            if each.server_round == log.server_round:
-                each.reply = valid.get(each.client)
-        for each in self.training:  # the present aggregation makes them stale
-            if each.reply is not None and each.server_round == log.server_round:
-                each.reply = self._reduce(each.reply, strategy.buffers)
-        staleness = [log.server_round - each.server_round for each in self.arrived]
-        received = checks.broadcast(strategy, strategy.broadcast, strategy.model) if any(staleness) else {}
+        t, replies = done.server_round, {reply.client: reply for reply in valid}
+        for each in self.arrived:
+            if each.server_round == t:
+                each.reply = replies.get(each.client)
+        for each in self.training:
+            if each.server_round == t and each.client in replies:  # this round's aggregation makes it stale
+                each.reply = self._reduce(replies[each.client])
+        staleness = [t - each.server_round for each in self.arrived]
+        received = broadcast() if any(staleness) else {}
         found = [
             self._renew(each.reply, received, self.config.weight(late)) if late else each.reply
             for each, late in zip(self.arrived, staleness, strict=True)
             if each.reply is not None
         ]
-        log.bytes_up = sum(size_of(reply.tensors) for reply in found)
-        log.metrics |= {"arrived": len(staleness), "dropped": len(staleness) - len(found)}
+        done.bytes_up = sum(size_of(reply.tensors) for reply in found)
+        done.simulated |= {"arrived": len(staleness), "dropped": len(staleness) - len(found)}
         if staleness:
-            log.metrics |= {"staleness_mean": float(np.mean(staleness)), "staleness_max": max(staleness)}
+            done.metrics |= {"staleness_mean": float(np.mean(staleness)), "staleness_max": max(staleness)}
         return found
 
-    def _reduce(self, reply: Reply, buffers: frozenset[str]) -> Reply:
+    def _reduce(self, reply: Reply) -> Reply:
         """Return what a later round needs of a reply: its update or its model, and all else that was uploaded.
 
-        Buffers of the model are kept as uploaded, because a variance plus the change of another may be below 0.
+        Buffers of the model are kept as uploaded, because a variance plus the change of another may be below 0. All are copies,
+        because workers use their memory again.
         """
         group = "delta" if self.config.mixes == "updates" else "model"
-        own = {name: value for name, value in reply.get_tensors(group).items() if name not in buffers}
-        kept = {name: value for name, value in reply.get_tensors("model").items() if name in buffers}
+        own = {name: value for name, value in reply.get_tensors(group).items() if name not in self.buffers}
+        kept = {name: value for name, value in reply.get_tensors("model").items() if name in self.buffers}
         rest = {name: value for name, value in reply.tensors.items() if name.partition("/")[0] not in OTHER_PREFIX}
-        return replace(reply, tensors=rest | add_prefix(f"stale_{group}", own) | add_prefix("model", kept), received={})
+        found = rest | add_prefix(f"stale_{group}", own) | add_prefix("model", kept)
+        return replace(reply, tensors={name: value.clone() for name, value in found.items()}, received={})
 
     def _renew(self, reply: Reply, received: Tensors, weight: float) -> Reply:
         """Return a reduced reply as that of a client that starts from ``received`` now, with its update times ``weight``."""
@@ -155,30 +183,13 @@ class Buffered:
         scaled = {name: weight * value for name, value in update.items()}
         return replace(reply, tensors=rest | add_prefix("delta", scaled), received=received)
 
-    def state(self) -> list[dict[str, Any]]:
-        """Return the clients in training with their replies, as a checkpoint after a round holds them."""
-        return [{**vars(each), "reply": each.reply and vars(each.reply)} for each in self.training]
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint after a round needs of it: the moment, and the clients in training with their replies."""
+        training = [{**vars(each), "reply": each.reply and vars(each.reply)} for each in self.training]
+        return {"now": self.now, "training": training}
 
-    def restore(self, state: Iterable[Mapping[str, Any]]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what ``state`` returned."""
-        self.training = [Training(**{**entry, "reply": entry["reply"] and Reply(**entry["reply"])}) for entry in state]
-
-
-def make_schedule(choice: Choice, clock: Clock | None, strategy: Any) -> Buffered | None:
-    """Return the schedule of a run, None for a synchronous one. Raises ``UserError`` if an update would not be known."""
-    if not isinstance(choice.config, Config):
-        return None
-    assert clock is not None  # by check_schedule
-    unknown = {name for name in strategy.upload_spec if name.startswith("model/")} - strategy.broadcast_spec.keys()
-    if unknown:
-        raise UserError(
-            f"schedule=buffered: clients upload {min(unknown)}, which they do not receive, so its update is not known. "
-            "Fix: schedule=synchronous"
-        )
-    down, up = (4 * sum(map(math.prod, spec.values())) for spec in (strategy.broadcast_spec, strategy.upload_spec))
-
-    def compute_seconds(clients: np.ndarray, server_round: int) -> np.ndarray:
-        steps = np.array([*checks.costs(strategy, clients).values()], dtype=np.int64)
-        return clock.seconds(clients, server_round, steps, down, up)
-
-    return Buffered(choice.config, compute_seconds, strategy.participation.draw_seed)
+        self.now = float(state["now"])
+        entries = [(entry, entry["reply"]) for entry in state["training"]]
+        self.training = [Training(**{**entry, "reply": reply and Reply(**reply)}) for entry, reply in entries]
