@@ -45,6 +45,7 @@ class PerFedAvgClient(Client):
         url="https://arxiv.org/abs/2002.07948",
     )
     own_model = True
+    whole_training_reason = "a step takes several batches, which are planned as several steps"
     loss_names = ("task",)
 
     @classmethod

@@ -34,6 +34,7 @@ class ScaffoldClient(Client):
     )
     traffic = ("theta theta", "theta theta")
     upload = "delta"
+    whole_training_reason = "its control variates divide by the planned steps"
     plain_sgd_reason = "momentum and Adam make (W - w_end) / rates differ from the mean gradient"
     loss_names = ("task",)
 

@@ -35,6 +35,8 @@ class FedNova(FedAvg):
         url="https://arxiv.org/abs/2007.07481",
     )
 
+    whole_training_reason = "it divides by the planned steps"
+
     @classmethod
     def check(cls, config: Any, client: Choice, participation: Choice) -> None:
         """Raise ``UserError`` unless the optimizer is SGD without state between rounds, because Adam has no such length."""

@@ -139,6 +139,7 @@ def run_stack(
     if messages[0].metadata.message_type == MessageType.EVALUATE:
         evaluated = _evaluate(client, received, config, deadline)
         return [_scores(message, found) for message, found in zip(messages, evaluated, strict=True)], list(client_states)
+    client.max_steps = [codec.config_of(message).get("max-steps") for message in messages]
     updates: list[Update] = client.update(received, int(config["server-round"]), deadline)
     replies = [
         _reply(message, update.tensors, update.num_examples, update.metrics, _build_report(update.diverged))

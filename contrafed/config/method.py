@@ -22,6 +22,7 @@ from contrafed.core.inputs import build_model_for, example_inputs
 from contrafed.core.privacy import central, none
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import Tensors
+from contrafed.data.clock import make_clock
 from contrafed.data.participation import make_participation, pattern_class_of
 from contrafed.server.aggregation import make_aggregation
 from contrafed.server.base import FederatedStrategy, Population, strategy_class_of
@@ -29,6 +30,8 @@ from contrafed.server.buffers import leave_out
 from contrafed.server.checks import broadcast, eval_model_fault, sent_fault, state_fault
 from contrafed.server.norm_limit import NormLimit
 from contrafed.server.privacy import count_protected_kinds
+from contrafed.server.schedule import buffered
+from contrafed.server.simulated_time import find_stale_obstacle
 from contrafed.training.base import Client
 from contrafed.training.loop import is_in, is_pattern
 from contrafed.training.workspace import client_class_of
@@ -139,11 +142,15 @@ def build_strategy(
                 after_training=run.evaluate_after == "local_training",
                 privacy=run.privacy.config if isinstance(run.privacy.config, central.Config) else None,
                 aggregation=make_aggregation(run.aggregation),
+                clock=make_clock(run.clock, run.num_trained, run.seed_of_federation),
             )
     except MemoryError as error:
         raise UserError(f"num_clients={run.num_clients} or the model is too large for this machine's memory") from error
     if not hasattr(built, "state"):
         raise UserError(f"{_name(run)}.__init__ must call super().__init__ with all that it is given; or write setup() instead")
+    if isinstance(run.schedule.config, buffered.Config):
+        assert built.time is not None  # by check_schedule
+        built.time = buffered.BufferedTime(run.schedule.config, built.time.clock, built, participation)
     return built
 
 
@@ -169,6 +176,11 @@ def check_strategy(run: Run, strategy: FederatedStrategy, initial: Tensors) -> N
             raise UserError(fault)
     if fault := state_fault(strategy):
         raise UserError(fault)
+    if run.participation.config.late == "stale" and (reason := find_stale_obstacle(strategy)):
+        raise UserError(
+            f"participation.late=stale: strategy={run.client.strategy.name} cannot use replies to an earlier model: {reason}. "
+            "Fix: participation.late=drop or partial"
+        )
 
 
 def try_method(run: Run) -> None:

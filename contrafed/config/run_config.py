@@ -122,6 +122,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     from contrafed.config.validate import (
         check_attack,
         check_classes,
+        check_lateness,
         check_mean,
         check_participation,
         check_privacy,
@@ -161,6 +162,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     check_classes(client.strategy, server)
     check_participation(participation, top.num_trained, top.seed_of_federation)
     check_clock(chosen["clock"], top.num_trained, top.seed_of_federation)
+    check_lateness(participation, chosen["clock"], client.strategy, server)
     check_privacy(chosen["privacy"], server, participation)
     check_schedule(chosen, server, top)
     if isinstance(chosen["privacy"].config, central.Config):

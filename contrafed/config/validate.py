@@ -10,7 +10,7 @@ from contrafed.core import registry
 from contrafed.core.client_run import Choice, ClientRun
 from contrafed.core.errors import UserError, unknown
 from contrafed.core.privacy import central, gaussian
-from contrafed.data.participation import make_participation, pattern_class_of
+from contrafed.data.participation import make_participation, pattern_class_of, read_deadline
 from contrafed.engines.attack import Attack, Attackers
 from contrafed.server.accountant import needs_accountant
 from contrafed.server.base import FederatedStrategy, strategy_class_of
@@ -51,6 +51,32 @@ def check_participation(participation: Choice, num_trained: int, seed: int) -> N
             pattern.participants(1)
     except MemoryError as error:
         raise UserError(f"num_clients={num_trained} is too large for this machine's memory") from error
+
+
+def check_lateness(participation: Choice, clock: Choice, client: Choice, server: Choice) -> None:
+    """Raise ``UserError`` for deadlines without a clock, and for methods that do not go with late clients."""
+    config, wrong, key = participation.config, "", "participation.late"
+    read_deadline(config.deadline)
+    can_be_late = config.deadline is not None or config.over_select is not None
+    asked = "deadline" if config.deadline is not None else "over_select"
+    if clock.name == "none" and can_be_late:
+        key, wrong = f"participation.{asked}", "clock=none has no time. Fix: clock=lognormal, or leave it out"
+    elif config.over_select is not None and config.select is None:
+        key, wrong = "participation.over_select", "every client is selected already. Fix: set participation.select"
+    elif config.late != "drop" and not can_be_late:
+        wrong = f"nobody is {config.late}. Fix: set participation.deadline or participation.over_select"
+    elif config.late == "partial":
+        halves = client_class_of(client), strategy_class_of(server)
+        for name, half in zip((f"strategy={client.name}", f"strategy.server={server.name}"), halves, strict=True):
+            if half.whole_training_reason:
+                wrong = f"{name} trains as planned: {half.whole_training_reason}. Fix: participation.late=drop"
+    elif can_be_late and getattr(server.config, "weights", None) == "known_probability":
+        key, wrong = (
+            "strategy.weights",
+            "known_probability does not include who is late. Fix: another, or participation.late=partial",
+        )
+    if wrong:
+        raise UserError(f"{key}: {wrong}")
 
 
 def check_privacy(privacy: Choice, server: Choice, participation: Choice) -> None:

@@ -1,5 +1,7 @@
 """Draw participation: the availability of clients, and independently of it the server's selection."""
 
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
@@ -42,6 +44,23 @@ class Selection:
         )
 
 
+def read_deadline(deadline: float | str | None) -> tuple[float, float | None]:
+    """Return ``participation.deadline`` as seconds, infinity for none, and as the share of the cohort that is waited for.
+
+    Raises:
+        UserError: For a text that is no share, such as q0.8.
+    """
+    if not isinstance(deadline, str):
+        return (math.inf if deadline is None else deadline), None
+    found = re.fullmatch(r"q(0?\.\d+|1(\.0*)?)", deadline)
+    if found is None or not float(found[1]):
+        raise UserError(
+            f"participation.deadline must be seconds above 0, or q and a share of the cohort such as q0.8, got {deadline!r}. "
+            "Fix: participation.deadline=30 or q0.8"
+        )
+    return math.inf, float(found[1])
+
+
 class Participation:
     """A participation pattern over K clients. In this base class all clients are always available.
 
@@ -69,10 +88,18 @@ class Participation:
         self.seed = seed  # of the rates and the availability
         self.draw_seed = seed  # of the server's selection and lost replies: the run's, if the federation has its own
         self.select: int | None = config.count(num_clients)
+        self.asked = self.select  # more than ``select`` with over_select
+        if self.select is not None and config.over_select is not None:
+            self.asked = min(num_clients, math.ceil(round(self.select * config.over_select, 9)))
         self.prepare(class_proportions)
 
     def prepare(self, class_proportions: Callable[[], np.ndarray]) -> None:
         """Draw what stays fixed for the whole run."""
+
+    @property
+    def has_late_clients(self) -> bool:
+        """Whether a client can be late: there is a deadline, or the server selects more clients than it waits for."""
+        return self.config.deadline is not None or self.config.over_select is not None
 
     @property
     def realised_mean(self) -> float | None:
@@ -93,7 +120,7 @@ class Participation:
         return cls.everyone or cls.presence is not Participation.presence
 
     def probability(self) -> np.ndarray | None:
-        """Return each client's long-run share of rounds with a reply (K,): selected, available and not lost.
+        """Return each client's long-run share of rounds with a reply (K,): selected, available and not lost, if never late.
 
         Returns:
             None if ``presence`` is not known.
@@ -110,7 +137,7 @@ class Participation:
             raise UserError(f"{wanted}, got {got}")
         if not ((presence >= 0) & (presence <= 1)).all():
             raise UserError(f"{wanted}, got {presence.min()} to {presence.max()}")
-        return presence * (1.0 if self.select is None else self.select / self.num_clients) * (1 - self.config.loss_rate)
+        return presence * (1.0 if self.asked is None else self.asked / self.num_clients) * (1 - self.config.loss_rate)
 
     def loses(self, server_round: int, client: int) -> bool:
         """Return whether a client's reply of a round is lost on its way back. The lost share is ``loss_rate``.
@@ -123,16 +150,16 @@ class Participation:
     def participants(self, server_round: int) -> np.ndarray:
         """Return the cohort, as sorted ids: the clients that are selected and available.
 
-        The server draws ``select`` of all clients uniformly without replacement. It does not know which clients are available.
+        The server draws ``asked`` of all clients uniformly without replacement. It does not know which clients are available.
 
         Raises:
             UserError: If ``available`` returns another shape or type.
         """
         chosen = None
-        if self.select is not None:
+        if self.asked is not None:
             rng = generator(self.draw_seed, "selection", server_round - 1)
             # O(select) instead of O(K), for a million clients.
-            chosen = np.sort(rng.choice(self.num_clients, self.select, replace=False, shuffle=False))
+            chosen = np.sort(rng.choice(self.num_clients, self.asked, replace=False, shuffle=False))
         if self.everyone:
             return np.arange(self.num_clients) if chosen is None else chosen
         here = self.available(server_round)

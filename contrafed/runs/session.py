@@ -51,8 +51,9 @@ from contrafed.server.replies import MAX_REPLY_OVERHEAD_BYTES, norm
 from contrafed.training.traffic import BYTES_PER_NUMBER, count_scalars
 from contrafed.training.workspace import Workspace, workspace_for
 
-# Of a checkpoint's state: the norms of recent accepted replies.
+# Names in a checkpoint's state: the norms of recent accepted replies.
 RECENT_NORMS = "recent upload norms"
+SIMULATED_TIME = "simulated time"  # the moment, and late replies
 
 # Called after every round with its number and metrics, named SCOPE/SPLIT/METRIC as the columns of metrics.csv.
 OnRound = Callable[[int, dict[str, float]], None]
@@ -311,6 +312,8 @@ class Session:
         found, state = resumed.server()
         self.model = {name: found[name] for name in self.model}  # older files have another order
         self.norms.recent = list(state.pop(RECENT_NORMS, []))
+        if self.strategy.time is not None:
+            self.strategy.time.restore(state.pop(SIMULATED_TIME))
         self.selection.restore(state, self.folder, self._about_model)
         checkpoint.put_back(self.strategy.state, state)
         self.strategy.round = Round(resumed.server_round, np.zeros(0, dtype=np.int64))
@@ -328,6 +331,8 @@ class Session:
             changed, own = self.grid.take_changed(), self.grid.own(server_round)
             logs, sums = self.recorder.sizes(), self.recorder.checksums()
             state = self.strategy.state | {RECENT_NORMS: list(self.norms.recent), **self.selection.state()}
+            if self.strategy.time is not None:
+                state[SIMULATED_TIME] = self.strategy.time.state()
             self.checkpoints.save(server_round, self.model, state, changed, logs, own, sums, self._any_accepted)
             self._any_accepted = False
             self.grid.on_checkpoint(server_round, self.checkpoints.wait)

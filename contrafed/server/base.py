@@ -1,6 +1,5 @@
 """Define the base class of all strategies: it selects clients, writes messages, and turns replies into the next model."""
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
@@ -17,6 +16,7 @@ from contrafed.core.paper import Paper
 from contrafed.core.privacy.central import Config as CentralPrivacy
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import Tensors, add_prefix, move, settle, size_of
+from contrafed.data.clock import Clock
 from contrafed.data.participation import Participation
 from contrafed.server import checks, chunks
 from contrafed.server.aggregation import Aggregation
@@ -25,6 +25,7 @@ from contrafed.server.norm_limit import NormLimit
 from contrafed.server.replies import Replies, Reply, largest, read_divergence, read_reply
 from contrafed.server.round_log import Population, Round
 from contrafed.server.scores import Score, read_score, record_scores
+from contrafed.server.simulated_time import SimulatedTime, count_bytes, write_requests
 from contrafed.training.base import Client
 
 __all__ = ["FederatedStrategy", "Population", "Replies", "Reply", "Round", "Tensors", "strategy_class_of"]
@@ -50,6 +51,7 @@ class FederatedStrategy(Strategy):
     family: ClassVar[str] = ""  # as in ``Client``, if the method is this class
     paper: ClassVar[Paper | None] = None
     linear_in_updates: ClassVar[bool] = False
+    whole_training_reason: ClassVar[str] = ""  # as in ``Client``
     fixed_weights: ClassVar[tuple[str, ...]] = ()  # values of ``weights`` that make a weight independent of the cohort
     aggregates_empty_rounds: ClassVar[bool] = False  # whether ``aggregate`` is also called without replies
     buffers: frozenset[str] = frozenset()  # names of the model's buffers, which no strategy sees
@@ -74,6 +76,7 @@ class FederatedStrategy(Strategy):
         after_training: bool = False,
         privacy: CentralPrivacy | None = None,
         aggregation: Aggregation | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """Prepare a run of ``num_rounds`` rounds.
 
@@ -86,6 +89,7 @@ class FederatedStrategy(Strategy):
             after_training: Evaluate clients after the next round's local update, whose result is discarded.
             privacy: Clip replies and add noise to their sums.
             aggregation: Replaces a mean of replies.
+            clock: The clients' speeds, None without simulated time.
         """
         self.config, self.client_config, self.client_class = config, client_config, client_class
         self.broadcast_spec, self.upload_spec = client_class.message_spec(model, client_config)
@@ -102,6 +106,7 @@ class FederatedStrategy(Strategy):
         self.settings, self.num_rounds, self.seed = settings, num_rounds, seed
         self.max_norm, self.min_replies, self.privacy, self.aggregation = max_norm, min_replies, privacy, aggregation
         self.norm_limit, self.num_local_steps = norm_limit or NormLimit(None), num_local_steps or (lambda examples: 1)
+        self.time = None if clock is None else SimulatedTime(clock, self, participation)
         self.state: dict[str, Any] = {}
         self.model: Tensors = {}
         self.round = Round(0, np.zeros(0, dtype=np.int64))
@@ -197,13 +202,13 @@ class FederatedStrategy(Strategy):
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Write one message for each client that ``select`` returns."""
         clients = checks.select_clients(self, server_round)
+        clients = clients if self.time is None else self.time.leave_out_busy(clients)
         self.model = codec.from_record(arrays)
         self.round = Round(server_round, clients)
-        self.round.bytes_down = len(clients) * sum(4 * math.prod(shape) for shape in self.broadcast_spec.values())
+        self.round.bytes_down = len(clients) * count_bytes(self.broadcast_spec)
         costs = checks.costs(self, clients)
-        common = {**config, "server-round": server_round, "settings": self.settings}
-        scalars = {cost: ConfigRecord({**common, "cost": cost}) for cost in set(costs.values())}
-        asked = {client: scalars[cost] for client, cost in costs.items()}
+        planned = costs if self.time is None else self.time.plan(self.round, costs)
+        asked = write_requests({**config, "server-round": server_round, "settings": self.settings}, costs, planned)
         self.chunks = chunks.divide(self, grid, asked)
         if self.chunks is not None:
             return self.chunks.write()

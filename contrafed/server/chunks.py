@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord, Message, MessageType
 
 from contrafed.core.tensors import Tensors, select_prefix
 from contrafed.core.weighted_sum import weighted_sum
+from contrafed.server import checks
 from contrafed.server.replies import OTHER_PREFIX, Replies, Reply
 
 # Clients of a chunk. A smaller cohort is summed at once. Sums depend on this number by rounding, so it is the same everywhere.
@@ -31,6 +32,7 @@ def find_obstacle(strategy: Any) -> str:
         "aggregation= reads replies one by one": strategy.aggregation is not None,
         "privacy=central clips replies one by one": strategy.privacy is not None,
         "model.buffers=average has weights of its own": bool(strategy.buffers),
+        "late=stale keeps replies one by one": strategy.time is not None and strategy.time.late == "stale",
         "log= reads replies one by one": strategy.on_aggregated is not None,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
@@ -105,7 +107,12 @@ def divide(strategy: Any, grid: Any, asked: dict[int, ConfigRecord]) -> Chunks |
 
 def collect(strategy: Any, replies: Iterable[Message]) -> Replies:
     """Check replies, and return the valid ones, or the sums of all chunks so far."""
-    valid = Replies(strategy.norm_limit.filter(strategy.accept(replies), strategy.round), strategy.aggregation)
+    passed = strategy.norm_limit.filter(strategy.accept(replies), strategy.round)
+    if strategy.time is not None:
+        passed = strategy.time.exchange(
+            passed, strategy.round, lambda: checks.broadcast(strategy, strategy.broadcast, strategy.model)
+        )
+    valid = Replies(passed, strategy.aggregation)
     if strategy.chunks is None:
         return valid
     strategy.chunks.sums.add(valid)

@@ -66,6 +66,7 @@ class Client(NumPyClient):
 
     # The parts of the model that are shared, and patterns of tensors' names: "encoder.stages.0.*", "!norm" (``loop.is_in``).
     shared: ClassVar[tuple[str, ...]] = PARTS
+    whole_training_reason: ClassVar[str] = ""  # why it cannot stop at a deadline (participation.late=partial), or empty
     plain_sgd_reason: ClassVar[str] = ""  # why local training must be plain SGD, without momentum or Adam, or empty
     upload: ClassVar[Literal["model", "delta"]] = "model"  # upload the trained tensors, or their change
     own_model: ClassVar[bool] = False  # whether a client is evaluated by a personal model although all parts are shared
@@ -89,6 +90,7 @@ class Client(NumPyClient):
         self.local_names = [n for n in workspace.initial if n not in self.shared_names and loop.part_of(n) in shared]
         self.clients = list(clients)
         self.client_states: list[Tensors] = list(client_states) if client_states is not None else [{} for _ in clients]
+        self.max_steps: Sequence[int | None] = ()  # a late client stops after so many steps of its local update
         self.server_round = 0
         self.diverged = ""  # where a single client's loss or weights stopped being finite in its last round
         self.losses: list[Losses] = []  # of the round's phases
@@ -270,8 +272,7 @@ class Client(NumPyClient):
     ) -> Tensors:
         """Sum ``function(params, batch, loss_inputs)``, one client's sums by name, over each client's training part (B, ...).
 
-        It runs in evaluation mode, in the examples' order. ``examples`` (n,) replace the training part. Raises
-        ``DeadlineError``.
+        It runs in evaluation mode, in the examples' order. ``examples`` (n,) replace the training part.
         """
         batches = Batches.one_pass(self.workspace, stack.examples if examples is None else examples, padded=examples is None)
         totals: Tensors = {}
@@ -379,7 +380,7 @@ class Client(NumPyClient):
 
         ``config["server-round"]`` is the 1-based round. Without it the client counts its own calls.
         """
-        self.server_round = int(config.get("server-round", self.server_round + 1))
+        self.server_round, self.max_steps = int(config.get("server-round", self.server_round + 1)), [config.get("max-steps")]
         (update,) = self.update([codec.from_list(self.names("down"), parameters)], self.server_round)
         self.diverged = update.diverged
         if not update.diverged:

@@ -69,11 +69,15 @@ class Batches:
         self.augmented: Tensor | None = None  # (B, S, b, H, W, C) uint8: the phase's images if they are augmented
 
     @classmethod
-    def draw(cls, workspace: Any, local_training: LocalTraining, stack: ClientStack, purpose: str) -> "Batches":
-        """Draw the batches of a phase, with dropout and augmentation."""
+    def draw(
+        cls, workspace: Any, local_training: LocalTraining, stack: ClientStack, purpose: str, repeat: int = 1
+    ) -> "Batches":
+        """Draw the batches of a phase, with dropout and augmentation. Each batch is used for ``repeat`` steps."""
         known = zip(stack.examples, stack.clients, strict=True)
         about = (workspace.seed, purpose, stack.server_round)
-        out = cls(workspace, [draw_batches(local_training, part, *about, client) for part, client in known])
+        rows = [draw_batches(local_training, part, *about, client) for part, client in known]
+        limits = stack.limit_batches([len(row) for row in rows], repeat)
+        out = cls(workspace, [row[:limit] for row, limit in zip(rows, limits, strict=True)])
         out.source = Source(local_training, stack.clients, stack.server_round, purpose)
         model = workspace.model
         for layer in model.dropped if model.dropout else ():

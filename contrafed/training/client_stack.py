@@ -97,6 +97,7 @@ class ClientStack:
     final: bool = False  # whether this is the run's last evaluation
     deadline: float | None = None  # a moment of time.monotonic()
     step: int = 0  # of the current phase
+    steps_left: np.ndarray | None = None  # (B,) of late clients that stop early, and of others without a limit
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -127,6 +128,17 @@ class ClientStack:
         if self.deadline is not None and time.monotonic() > self.deadline:
             raise DeadlineError
 
+    def limit_batches(self, planned: Sequence[int], repeat: int) -> list[int]:
+        """Return how many batches of ``repeat`` steps each client trains on in a phase, at most as many as ``planned``."""
+        if self.steps_left is None:
+            return list(planned)
+        return [min(steps, left // repeat) for steps, left in zip(planned, self.steps_left.tolist(), strict=True)]
+
+    def count_down(self, steps: Sequence[int]) -> None:
+        """Subtract each client's ``steps`` of a phase from those that it may still take in the round."""
+        if self.steps_left is not None:
+            self.steps_left -= np.array(steps)
+
     def first(self, count: int) -> "ClientStack":
         """Return the first ``count`` clients as views. Writing to them in place writes to this stack."""
         cut = {key: {n: v[:count] for n, v in getattr(self, key).items()} for key in ("params", "received")}
@@ -142,6 +154,7 @@ class ClientStack:
             params=in_order(self.params, order),
             received=in_order(self.received, order),
             state=ClientState(self.state, lambda name: in_order({name: self.state[name]}, order)[name]),
+            steps_left=None if self.steps_left is None else self.steps_left[list(order)],
         )
 
     def scatter_back(self, other: "ClientStack", order: Sequence[int]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from contrafed.training.errors import ReturnError, divergence, kind_of, locate_e
 from contrafed.training.losses import cross_entropies
 from contrafed.training.privacy import made_private
 
+NO_LIMIT = np.iinfo(np.int64).max  # steps of a client that does not stop early
 VALIDATION = "validation/"  # before the name of a score on a client's validation part, in a reply
 
 
@@ -47,6 +49,8 @@ def update(client: Any, received: Sequence[Tensors], server_round: int, deadline
         rows, stack = _open_stack(client, received, server_round, client.client_states)
         stacks.append(stack)
         stack.deadline = deadline
+        if any(steps is not None for steps in client.max_steps):
+            stack.steps_left = np.array([NO_LIMIT if steps is None else steps for steps in client.max_steps])
         upload = client.local_update(stack)
         if not isinstance(upload, dict):
             raise ReturnError(client.local_update, "what is sent: return self.make_upload(stack)")

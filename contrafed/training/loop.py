@@ -101,25 +101,29 @@ def train(client: Any, stack: ClientStack, phase: Phase) -> Losses:
     """Train ``phase.parts`` of ``stack.params`` in place. Clients are sorted by their steps, and put back afterwards."""
     if fault := parts_fault(phase.parts, {*PARTS, *map(part_of, stack.params)}):
         raise TypeError(f"the parts to train{fault}")
-    steps = [phase.local_training.steps(size) for size in stack.sizes]
+    steps = stack.limit_batches([phase.local_training.steps(size) for size in stack.sizes], phase.repeat)
     for name, value in phase.loss_inputs.items():
         if not isinstance(value, Tensor) or value.shape[:1] != (len(stack),):
             raise TypeError(f"loss_inputs['{name}'] must be clients first, ({len(stack)}, ...), not {kind_of(value)}")
     order = sorted(range(len(stack)), key=lambda k: -steps[k])
     if order == list(range(len(stack))):
-        return _train(client, stack, phase)
+        losses = _train(client, stack, phase)
+        stack.count_down(losses.steps)
+        return losses
     ordered = stack.reorder(order)
     try:
         losses = _train(client, ordered, phase.in_order(order))
     finally:
         stack.step = ordered.step
     stack.scatter_back(ordered, order)
-    return losses.in_order([order.index(k) for k in range(len(stack))])
+    losses = losses.in_order([order.index(k) for k in range(len(stack))])
+    stack.count_down(losses.steps)
+    return losses
 
 
 def _train(client: Any, stack: ClientStack, phase: Phase) -> Losses:
     local_training, rows = phase.local_training, list[dict[str, Tensor]]()
-    batches = Batches.draw(client.workspace, local_training, stack, phase.purpose)
+    batches = Batches.draw(client.workspace, local_training, stack, phase.purpose, phase.repeat)
     learning = [name for name in client.parameters_of(stack.params) if client.is_in(name, phase.parts)]
     if not batches.index.numel() or not learning:
         return Losses(batches.steps, batches.counts, rows)

@@ -43,9 +43,7 @@ class Trace(Participation):
         path = Path(self.config.path).expanduser()
         columns = read_columns("participation.path", path, COLUMNS)
         client, when, here = (to_whole(path, name, columns[name]) for name in COLUMNS)
-        check_range(
-            path, "client", client, 0, self.num_clients - 1, f"in 0..{self.num_clients - 1}, the clients that may train"
-        )
+        check_clients(path, client, self.num_clients)
         check_range(path, "round", when, 1, None, "at least 1")
         check_range(path, "available", here, 0, 1, "0 or 1")
         order = np.lexsort((client, when))

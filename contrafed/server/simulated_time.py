@@ -1,0 +1,175 @@
+"""Follow the simulated time of a run: how long a round lasts, who is late in it, and what becomes of late clients."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord
+
+from contrafed.core.tensors import Tensors
+from contrafed.data.clock import Clock
+from contrafed.data.participation import Participation, read_deadline
+from contrafed.server.replies import OTHER_PREFIX, Reply
+from contrafed.server.round_log import Round
+
+
+class SimulatedTime:
+    """The simulated time of a run. It follows from steps and bytes, so a round's plan is known before anyone trains.
+
+    A round lasts until the last reply that it waits for, or until the deadline if a client is late. ``participation.late``
+    says what becomes of late clients:
+
+    * drop: the server stops them at the deadline. They do not train here, and their client state stays as before.
+    * stale: they train on, and their replies wait in ``waiting`` for the round in which they arrive. Until then these
+      clients are not available.
+    * partial: they take the steps that fit, upload at the deadline, and are dropped if no step fits.
+    """
+
+    def __init__(self, clock: Clock, strategy: Any, participation: Participation) -> None:
+        """Begin at 0 seconds. Of the ``strategy`` it reads the sizes of messages, and which tensors are buffers."""
+        self.clock, self.participation, self.buffers = clock, participation, strategy.buffers
+        # Of one client in a round.
+        self.bytes_down, self.bytes_up = count_bytes(strategy.broadcast_spec), count_bytes(strategy.upload_spec)
+        self.late: str = participation.config.late
+        self.now = 0.0  # the end of the last planned round
+        self.waiting: dict[int, dict[str, Any]] = {}  # by client, late replies that have not arrived
+        self._arrivals: dict[int, float] = {}  # late clients of this round, and when they arrive
+
+    def leave_out_busy(self, clients: np.ndarray) -> np.ndarray:
+        """Return the clients that are not still at work for an earlier round."""
+        return clients[~np.isin(clients, list(self.waiting))] if self.waiting else clients
+
+    def plan(self, done: Round, costs: Mapping[int, int]) -> dict[int, int]:
+        """Plan a round, and log its simulated seconds and each client's part of it.
+
+        Args:
+            done: The log of the round, with its cohort.
+            costs: Each client's local steps, by partition id.
+
+        Returns:
+            The clients to ask, with the steps that each of them takes.
+        """
+        clients, t = done.participants, done.server_round
+        steps = np.array([costs[client] for client in clients.tolist()], dtype=np.int64)
+        seconds = self.clock.seconds(clients, t, steps, self.bytes_down, self.bytes_up)
+        deadline = self._find_deadline(seconds)
+        late = seconds > deadline
+        taken, replies = steps, np.ones(len(clients), dtype=bool)
+        if late.any() and self.late != "stale":
+            # What a late client has done at the deadline, without and with time for its upload.
+            made, fit = (self.clock.steps_within(deadline, clients, t, self.bytes_down, up) for up in (0, self.bytes_up))
+            replies = ~late | ((self.late == "partial") & (fit > 0))
+            taken = np.where(late, np.where(replies, fit, np.minimum(made, steps)), steps)
+        lasts = self._find_length(seconds, deadline)
+        start, self.now = self.now, self.now + lasts
+        self._arrivals = {}
+        if self.late == "stale":
+            self._arrivals = dict(zip(clients[late].tolist(), (start + seconds[late]).tolist(), strict=True))
+            busy = seconds
+        else:
+            busy = np.minimum(seconds, deadline)
+        done.simulated = {"simulated_seconds": lasts, "simulated_time": self.now}
+        if self.participation.has_late_clients:
+            lost = ~replies
+            done.simulated |= {"late": int(late.sum()), "lost_steps": int(taken[lost].sum())}
+            done.simulated["lost_seconds"] = float(busy[lost].sum())
+        sent = {"bytes_down": np.full(len(clients), self.bytes_down), "bytes_up": np.where(replies, self.bytes_up, 0)}
+        for name, values in {"steps": taken, "simulated_seconds": busy, **sent}.items():
+            done.client_metrics[name] = clients, values
+        return dict(zip(clients[replies].tolist(), taken[replies].tolist(), strict=True))
+
+    def _find_deadline(self, seconds: np.ndarray) -> float:
+        """Return after how many seconds a client of the cohort (m,) is late, infinity for never."""
+        limit, share = read_deadline(self.participation.config.deadline)
+        ordered, wanted = np.sort(seconds), self.participation.select
+        if share is not None and len(ordered):
+            limit = min(limit, float(ordered[math.ceil(round(share * len(ordered), 9)) - 1]))
+        if self.participation.config.over_select is not None and wanted is not None and len(ordered) > wanted:
+            limit = min(limit, float(ordered[wanted - 1]))
+        return limit
+
+    def _find_length(self, seconds: np.ndarray, deadline: float) -> float:
+        """Return how long a round lasts. Without a cohort it waits for the first late reply, if there is any."""
+        if not len(seconds):
+            arrivals = [float(reply["arrives"]) - self.now for reply in self.waiting.values()]
+            return max(min([deadline, *arrivals]), 0.0) if arrivals else 0.0
+        return min(float(seconds.max()), deadline)
+
+    def exchange(self, valid: Sequence[Reply], done: Round, broadcast: Callable[[], Tensors]) -> list[Reply]:
+        """Keep the late replies of this round, and return the others with those that arrive until its end.
+
+        Args:
+            valid: The valid replies of this round's cohort.
+            done: The log of the round.
+            broadcast: Returns what clients receive in this round, by message name.
+        """
+        if self.late != "stale":
+            return list(valid)
+        arrived = [client for client, reply in sorted(self.waiting.items()) if reply["arrives"] <= self.now]
+        received = broadcast() if arrived else {}
+        # As if the update had been made from the current model.
+        found = [Reply(client, received=received, **self._take(client)) for client in arrived]
+        for reply in valid:
+            if reply.client in self._arrivals:
+                kept = {"num_examples": reply.num_examples, "metrics": reply.metrics, "norm": reply.norm}
+                self.waiting[reply.client] = {**kept, "tensors": self._changes(reply), "arrives": self._arrivals[reply.client]}
+            else:
+                found.append(reply)
+        done.simulated["stale"] = len(arrived)
+        return found
+
+    def _take(self, client: int) -> dict[str, Any]:
+        kept = self.waiting.pop(client)
+        del kept["arrives"]
+        return kept
+
+    def _changes(self, reply: Reply) -> Tensors:
+        """Return a reply's update, and its buffers as they are. All are copies, because workers use their memory again."""
+        changes, models = reply.get_tensors("delta"), reply.get_tensors("model") if self.buffers else {}
+        found = {f"delta/{name}": value for name, value in changes.items() if name not in self.buffers}
+        found |= {f"model/{name}": value for name, value in models.items() if name in self.buffers}
+        return {name: value.clone() for name, value in found.items()}
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint needs of it."""
+        return {"now": self.now, "waiting": self.waiting}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.now, self.waiting = float(state["now"]), dict(state["waiting"])
+
+
+def count_bytes(spec: Mapping[str, tuple[int, ...]]) -> int:
+    """Return the bytes of a message's tensors in single precision."""
+    return sum(4 * math.prod(shape) for shape in spec.values())
+
+
+def find_stale_obstacle(strategy: Any) -> str:
+    """Return why a strategy cannot use replies to an earlier round's model, empty if it can."""
+    kind: Any = type(strategy)
+    base: Any = next(parent for parent in kind.__mro__ if parent.__name__ == "FederatedStrategy")
+    unlike = sorted({name.partition("/")[0] for name in strategy.upload_spec} - OTHER_PREFIX.keys())
+    reasons = {
+        "its strategy uses more of the replies than means of their updates": not vars(kind).get("linear_in_updates"),
+        "its strategy sends each client tensors of its own": kind.per_client_broadcast is not base.per_client_broadcast,
+        f"its clients also upload {', '.join(unlike)}, which belong to the round": bool(unlike),
+        "privacy=central protects the clients of one round": strategy.privacy is not None,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def write_requests(common: Mapping[str, Any], costs: Mapping[int, int], planned: Mapping[int, int]) -> dict[int, ConfigRecord]:
+    """Return the settings of each client's message. Clients with equal ones share a record.
+
+    Args:
+        common: Settings for all.
+        costs: Each client's local steps.
+        planned: The steps that it takes, fewer if it is to stop early. Clients without an entry are not asked.
+    """
+    records: dict[tuple[int, int], ConfigRecord] = {}
+    for client, steps in planned.items():
+        early = {"max-steps": steps} if steps < costs[client] else {}
+        if (steps, len(early)) not in records:
+            records[steps, len(early)] = ConfigRecord({**common, "cost": steps, **early})
+    return {client: records[steps, int(steps < costs[client])] for client, steps in planned.items()}
