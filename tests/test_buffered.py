@@ -17,7 +17,7 @@ from contrafed.server.schedule.buffered import BufferedTime, Config
 from contrafed.strategies.fedavg import FedAvg
 
 DEFAULTS = {"staleness": "polynomial", "staleness_a": 1, "staleness_b": 1, "mixes": "updates"}
-BUFFERED = ("clock=lognormal", "schedule=buffered", "schedule.buffer_size=2", "schedule.concurrency=4")
+BUFFERED = ("tracker=none", "clock=lognormal", "schedule=buffered", "schedule.buffer_size=2", "schedule.concurrency=4")
 
 
 def make(buffer_size, concurrency, times=(1,), strategy=None, **changes):

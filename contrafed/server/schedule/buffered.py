@@ -100,25 +100,29 @@ class BufferedTime(SimulatedTime):
         order = generator(self.participation.draw_seed, "order of starts", t - 1).permutation(done.participants)
         steps = np.array([costs[client] for client in order.tolist()], dtype=np.int64)
         seconds = self.clock.seconds(order, t, steps, self.bytes_down, self.bytes_up)
-        started, lasts = self._simulate(t, zip(order.tolist(), seconds.tolist(), strict=True))
+        count, lasts = self._simulate(t, zip(order.tolist(), seconds.tolist(), strict=True))
         self.now += lasts
-        done.participants = np.array(sorted(started), dtype=np.int64)
-        done.bytes_down = len(started) * self.bytes_down
         done.simulated = {"simulated_seconds": lasts, "simulated_time": self.now}
-        return {client: costs[client] for client in done.participants.tolist()}
+        first = np.argsort(order[:count])  # those that started, by partition id
+        clients, steps, seconds = order[first], steps[first], seconds[first]
+        done.participants, done.bytes_down = clients, count * self.bytes_down
+        sent = {"bytes_down": np.full(count, self.bytes_down), "bytes_up": np.full(count, self.bytes_up)}
+        for name, values in {"steps": steps, "simulated_seconds": seconds, **sent}.items():
+            done.client_metrics[name] = clients, values
+        return dict(zip(clients.tolist(), steps.tolist(), strict=True))
 
-    def _simulate(self, server_round: int, waiting: Iterator[tuple[int, float]]) -> tuple[list[int], float]:
-        """Let clients start and arrive until K have arrived, and return those that started, and the seconds that passed.
+    def _simulate(self, server_round: int, waiting: Iterator[tuple[int, float]]) -> tuple[int, float]:
+        """Let clients start and arrive until K have arrived, and return how many started, and the seconds that passed.
 
         Args:
             server_round: The round.
             waiting: The clients that could start, with the seconds that each of them takes.
         """
-        now, self.arrived, started = 0.0, [], list[int]()
+        now, self.arrived, started = 0.0, [], 0
         while len(self.arrived) < self.config.buffer_size:
             for client, seconds in islice(waiting, max(self.config.concurrency - len(self.training), 0)):
                 self.training.append(Training(client, server_round, now + seconds))
-                started.append(client)
+                started += 1
             if not self.training:
                 break
             self.training.sort(key=lambda each: (each.arrives, each.client))
