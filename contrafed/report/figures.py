@@ -11,8 +11,9 @@ from contrafed.report import pictures, plots
 from contrafed.report.figure_data import CLIENTS, add, metrics_of, place_of, plot_of, said_of, unit_of, word_of
 from contrafed.report.groups import EMPTY_CELL, Group, group_runs, number_of, short
 from contrafed.report.published import load, shorten_name
-from contrafed.report.runs import FinishedRun, Points, accuracy_of, beside_accuracy_of
+from contrafed.report.runs import SIMULATED_TIME, FinishedRun, Points, accuracy_of, beside_accuracy_of
 from contrafed.report.statistics import over_seeds
+from contrafed.report.waiting import align_seeds, draw_waits, waits_of
 from contrafed.runs.output.figures import WINDOW
 
 # Limits of lines, panels and rows of clients. Above them curves cannot be distinguished, and dots are drawn.
@@ -41,10 +42,24 @@ def of_runs(runs: Sequence[FinishedRun], title: str) -> dict[str, Figure]:
     for name, curve, ylabel, unit in (*OVER_ROUNDS, *((name, curve, f"{score} (%)", 100) for name, score, curve in scores)):
         if all(curve(run) for run in runs) and (drawn := _curves(found, title, ylabel, curve, unit)):
             out[name] = drawn
+    out |= _timed(found, title, said, points)
     out |= _clients(found, title) | _swept(found, title, said, points)
     if 1 < len(found) <= LINES and min(len(group.runs) for group in found) >= MIN_BOX_SEEDS:
         values = {group.label: _last(group, points) for group in found}
         out["box"] = plots.draw("box", {"": values}, title, "", f"{said}, last round (%)")
+    return out
+
+
+def _timed(found: Sequence[Group], title: str, said: str, points: Callable[[FinishedRun], Points]) -> dict[str, Figure]:
+    """Return accuracy over simulated time, and who waits for whom, if every run has a clock."""
+    if not all(run.points(*SIMULATED_TIME) for group in found for run in group.runs):
+        return {}
+    out = {}
+    if drawn := _curves(found, title, f"{said} (%)", lambda run: run.over_time(points(run)), xlabel="simulated seconds"):
+        out["accuracy_over_time"] = drawn
+    waits = {group.label: waits_of(group.runs[0]) for group in found[: CLIENT_ROWS + 1]}
+    if len(found) <= CLIENT_ROWS and all(waits.values()):
+        out["waiting"] = draw_waits(waits, title)
     return out
 
 
@@ -85,7 +100,12 @@ def accuracy(found: Sequence[Group], title: str, said: str, points: Callable[[Fi
 
 
 def _curves(
-    found: Sequence[Group], title: str, ylabel: str, points: Callable[[FinishedRun], Points], unit: float = 100
+    found: Sequence[Group],
+    title: str,
+    ylabel: str,
+    points: Callable[[FinishedRun], Any],
+    unit: float = 100,
+    xlabel: str = "round",
 ) -> Figure | None:
     """Return curves with a panel per setting, None if there are too many.
 
@@ -98,10 +118,11 @@ def _curves(
     for group in found:
         panel = _setting(replace(group, setting=tuple(pair for pair in group.setting if pair[0] not in apart)))
         label = replace(group, setting=tuple(pair for pair in group.setting if pair[0] in apart)).label
-        panels.setdefault(panel, {})[label] = [[(t, unit * value) for t, value in points(run)] for run in group.runs]
+        seeds = [[(t, unit * value) for t, value in points(run)] for run in group.runs]
+        panels.setdefault(panel, {})[label] = seeds if xlabel == "round" else align_seeds(seeds)
     if len(panels) > PANELS or max(map(len, panels.values())) > LINES:
         return None
-    return plots.draw("curves", panels, title, "round", ylabel, window=_window(panels))
+    return plots.draw("curves", panels, title, xlabel, ylabel, window=_window(panels))
 
 
 def _window(panels: Mapping[str, Mapping[str, Sequence[Points]]]) -> int:

@@ -19,8 +19,9 @@ import pandas as pd
 
 from contrafed.core.disk import replace
 from contrafed.core.errors import UserError
+from contrafed.core.run_folder import add_later_keys
 from contrafed.report.csv_cells import escape_table, unescape_table
-from contrafed.report.runs import CLIENTS, MEAN_OF_CLIENTS, FinishedRun, Points, flat, placeless, read_table
+from contrafed.report.runs import CLIENTS, MEAN_OF_CLIENTS, SIMULATED_TIME, FinishedRun, Points, flat, placeless, read_table
 from contrafed.runs.output.folder import number_names
 
 # Approximate largest number of points of a curve.
@@ -95,7 +96,7 @@ def load(path: Path) -> list[FinishedRun]:
     found = []
     for row in rows.to_dict("records"):
         try:
-            config = json.loads(row.pop("configuration"))
+            config = add_later_keys(json.loads(row.pop("configuration")))
         except ValueError as error:
             raise UserError(f"cannot read {path}: the configuration of {row['run']} is no JSON") from error
         summary = {str(key): _value(str(key), str(cell)) for key, cell in row.items() if cell != ""}
@@ -136,7 +137,8 @@ def _row(run: FinishedRun) -> dict[str, Any]:
 
 def _curves(run: FinishedRun) -> pd.DataFrame:
     """Return a run's curves as columns ``scope/split/metric``, with a row per round that has any."""
-    scored = {key: points for key, points in run.curves.items() if key[1] not in ("system", "fit") or key[2].startswith(FIT)}
+    aside = ("system", "fit", "time")
+    scored = {key: points for key, points in run.curves.items() if key[1] not in aside or key[2].startswith(FIT)}
     for metric in MEANS:
         if means := run.mean_over_clients(metric):
             scored[(*MEAN_OF_CLIENTS, metric)] = means
@@ -145,6 +147,8 @@ def _curves(run: FinishedRun) -> pd.DataFrame:
     for key, points in run.curves.items():
         if key[1] == "system" and rounds:
             kept[key] = _sum_by_round(points, rounds)
+        if key == SIMULATED_TIME:
+            kept[key] = [(t, value) for t, value in points if t in set(rounds)]
     kinds = {"system": "Int64"}  # counts, exactly
     table = pd.DataFrame(
         {"/".join(key): pd.Series(dict(points), dtype=kinds.get(key[1], "float64")) for key, points in kept.items()}

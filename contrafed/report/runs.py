@@ -36,6 +36,9 @@ MAX_LINE_BYTES = 4096  # bytes, of a log
 # Keys that do not distinguish experiments: where and how a run was executed, what it kept, and its labels.
 IGNORED_KEYS = frozenset({*HOW_IT_RUNS, "seed", "log", "metrics", "experiment", "published", "changed"})
 
+# The curve of the simulated seconds up to the end of each round.
+SIMULATED_TIME = ("global", "time", "simulated_time")
+
 
 @dataclass(frozen=True, eq=False)
 class FinishedRun:
@@ -94,6 +97,11 @@ class FinishedRun:
     def points(self, scope: str, split: str, metric: str) -> Points:
         """Return a curve without the initial model's point, empty if there is none."""
         return points_of(self.curves, scope, split, metric)
+
+    def over_time(self, points: Points) -> list[tuple[float, float]]:
+        """Return a curve with simulated seconds in place of rounds, empty without a clock."""
+        times = dict(self.points(*SIMULATED_TIME))
+        return [(times[t], value) for t, value in points if t in times]
 
     def own_points(self, metric: str = "accuracy") -> Points:
         """Return a score of the clients on their own test parts, of personal models or else of the global model."""

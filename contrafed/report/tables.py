@@ -11,7 +11,7 @@ from contrafed.report.csv_cells import escape_table
 from contrafed.report.groups import Group, format_value, group_runs, number_of, short
 from contrafed.report.latex import escape_tex, float_tex
 from contrafed.report.published import COLUMN, MEASURED_BY, UNREACHED_VALUES, Comparison, find_ranking_columns
-from contrafed.report.runs import FinishedRun, Points, accuracy_of, beside_accuracy_of, flat
+from contrafed.report.runs import SIMULATED_TIME, FinishedRun, Points, accuracy_of, beside_accuracy_of, flat
 from contrafed.report.statistics import first_at, over_seeds
 
 MIB = 2**20
@@ -89,6 +89,8 @@ SCORES = (
 COSTS = (
     ("MiB a client and round", "mib_per_client", 1, 3),
     ("seconds", "seconds", 1, 0),
+    ("simulated seconds", "simulated_time", 1, 0),
+    ("lost seconds of late clients", "lost_seconds", 1, 0),
 )
 
 
@@ -138,7 +140,9 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
     targets = fedavgs_last(found, points) if target is None else [target] * len(found)
     goal = "FedAvg's last" if target is None else f"{100 * target:.4g} % {said}"
     extra = [(f"{goal} {said}", 2)] if target is None else []
-    extra = [*extra, (f"rounds to {goal}", 0), (f"MiB to {goal}", 0)] if any(reach is not None for reach in targets) else []
+    timed = ["simulated seconds"] if all(run.points(*SIMULATED_TIME) for run in runs) else []
+    costs = [(f"{cost} to {goal}", 0) for cost in ("rounds", "MiB", *timed)]
+    extra = [*extra, *costs] if any(reach is not None for reach in targets) else []
     rows: list[dict[str, Any]] = []
     for group, reach in zip(found, targets, strict=True):
         row: dict[str, Any] = {"method": group.method, **{short(key): value for key, value in group.setting}}
@@ -150,8 +154,8 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
             if len(known := [value for value in values if not math.isnan(value)]) < len(values):
                 row[f"{head}, seeds"] = len(known)
         if reach is not None:
-            rounds, mib, row["seeds that reach it"] = _to_target(group, reach, points)
-            row |= {head: value for (head, _), value in zip(extra, [100 * reach, rounds, mib][-len(extra) :], strict=True)}
+            spent, row["seeds that reach it"] = _to_target(group, reach, points, bool(timed))
+            row |= {head: value for (head, _), value in zip(extra, [100 * reach, *spent][-len(extra) :], strict=True)}
         rows.append(row)
     best = [head for head, *_ in SCORES[:4:3]]
     rows.sort(key=lambda row: ([_order(row[short(key)]) for key in keys], [-_or_zero(row[head]) for head in best]))
@@ -184,7 +188,7 @@ def _table(
         cells = [row["method"], *(row[key] for key in keys), str(row["seeds"]), row["rounds"]]
         for head, digits in heads:
             text = figure_of(row.get(head, math.nan), row.get(f"{head}, std", math.nan), digits)
-            reached = head.startswith(("rounds to", "MiB to"))
+            reached = head.startswith(("rounds to", "MiB to", "simulated seconds to"))
             known = row.get("seeds that reach it" if reached else f"{head}, seeds", row["seeds"])
             if text and known < row["seeds"]:
                 text += f" ({known} of {row['seeds']})"
@@ -193,12 +197,17 @@ def _table(
     return Table(title, ("method", *keys, "seeds", "rounds", *(head for head, _ in heads)), tuple(texts), numbers)
 
 
-def _to_target(group: Group, target: float, points: Callable[[FinishedRun], Points]) -> tuple[float, float, int]:
-    """Return the mean rounds and MiB to the target over the seeds that reach it, and how many do."""
+def _to_target(group: Group, target: float, points: Callable[[FinishedRun], Points], timed: bool) -> tuple[list[float], int]:
+    """Return the mean rounds, MiB and with ``timed`` simulated seconds to the target, and how many seeds reach it.
+
+    The means are over these seeds.
+    """
     reached = [(run, first_at(points(run), target)) for run in group.runs]
     known = [(run, t) for run, t in reached if t is not None]
-    rounds, mib = [float(t) for _, t in known], [mib_until(run, t) for run, t in known]
-    return over_seeds(rounds)[0], over_seeds(mib)[0], len(known)
+    spent: list[list[float]] = [[float(t) for _, t in known], [mib_until(run, t) for run, t in known]]
+    if timed:
+        spent.append([dict(run.points(*SIMULATED_TIME))[t] for run, t in known])
+    return [over_seeds(values)[0] for values in spent], len(known)
 
 
 def mib_until(run: FinishedRun, server_round: int) -> float:

@@ -242,6 +242,8 @@ class Session:
             found |= {"target_accuracy": stopping.target, "rounds_to_target": reached}
             for name in ("bytes_up", "bytes_down"):
                 found[f"{name}_to_target"] = None if reached is None else self.recorder.total(name, reached)
+            if self.strategy.time is not None:
+                found["simulated_time_to_target"] = None if reached is None else self.recorder.simulated_time(reached)
         return found
 
     def _traffic(self) -> dict[str, int]:

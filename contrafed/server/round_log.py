@@ -60,7 +60,7 @@ class Round:
     seconds: float = 0.0
     aggregate_seconds: float = 0.0  # part of it: checking and aggregating replies
     client_metrics: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)  # name -> (clients, values)
-    simulated: dict[str, float] = field(default_factory=dict)  # with a clock: seconds and lost work of the round
+    simulated: dict[str, float] = field(default_factory=dict)  # with a clock: seconds (float) and counts (int)
     evaluating: bool = False  # whether clients were asked to evaluate models
     # clients' models on their own examples, with others as NAME/accuracy, ...
     client_evaluation: dict[str, float] | None = None

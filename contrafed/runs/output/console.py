@@ -201,11 +201,16 @@ def print_summary(summary: Mapping[str, Any], folder: str) -> None:
             f"({summary['seconds_per_round']:.3f} s a round), "
             f"{summary['bytes_up'] * mega:.1f} MiB up, {summary['bytes_down'] * mega:.1f} MiB down"
         )
+    if (simulated := summary.get("simulated_time")) is not None:
+        lost = f"{summary['lost_steps']} steps and {summary['lost_seconds']:.1f} s of late clients were lost"
+        lines.append(f"simulated time: {simulated:.1f} s; {lost}")
     if (target := summary.get("target_accuracy")) is not None:
         reached = "was not reached"
         if summary["rounds_to_target"] is not None:
             moved = (summary["bytes_up_to_target"] + summary["bytes_down_to_target"]) * mega
             reached = f"was reached after {format_count(summary['rounds_to_target'], 'round')} and {moved:.1f} MiB up and down"
+            if (simulated := summary.get("simulated_time_to_target")) is not None:
+                reached += f", in {simulated:.1f} simulated seconds"
         lines.append(f"target_accuracy={target:g} {reached}")
     if summary["failures"] or summary["replies_rejected"]:
         lines.append(f"{summary['failures']} failed and {summary['replies_rejected']} rejected replies")

@@ -26,8 +26,8 @@ if TYPE_CHECKING:  # importing torch takes longer than the command line's help
 
 # train, test and validation: the model on training examples, on the test or validation set (global) or on each client's test or
 # validation part (personal). clients: the global model on the clients' test parts. fit: values that clients report from
-# training. system: counts and bytes.
-SPLITS = ("train", "test", "validation", "clients", "fit", "system")
+# training. system: counts and bytes. time: simulated seconds, with a clock.
+SPLITS = ("train", "test", "validation", "clients", "fit", "system", "time")
 
 LOGS = ("metrics", "clients", "participants", "times")
 
@@ -126,6 +126,11 @@ class RunRecorder:
         with (self.folder / "metrics.csv").open(encoding="utf-8", newline="") as file:
             rows = [row for row in csv.DictReader(file) if (row["split"], row["metric"]) == ("system", name)]
         return sum(int(row["value"]) for row in rows if int(row["round"]) <= server_round)
+
+    def simulated_time(self, server_round: int | None = None) -> float | None:
+        """Return the simulated seconds up to the end of a round, or of the last round. None without a clock."""
+        times = dict(self._curves.get(("global", "time", "simulated_time"), []))
+        return times.get(self.rounds if server_round is None else server_round)
 
     def clients(self, server_round: int, ids: "ArrayLike", name: str, values: "ArrayLike") -> None:
         """Record ``values`` (m,) of the clients ``ids`` (m,). Raises ``ValueError`` if their numbers differ."""
@@ -234,6 +239,9 @@ class RunRecorder:
         summary |= self._phases()
         for name in ("bytes_up", "bytes_down", "replies_rejected", "failures"):
             summary[name] = int(self._sums[name])
+        if (simulated := self.simulated_time()) is not None:
+            lost = sum(seconds for _, seconds in self._curves.get(("global", "time", "lost_seconds"), []))
+            summary |= {"simulated_time": simulated, "lost_seconds": lost, "lost_steps": int(self._sums["lost_steps"])}
         summary = _strict(summary)
         if status == "finished":  # a finished run always has its figures
             self._draw()

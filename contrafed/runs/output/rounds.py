@@ -113,7 +113,7 @@ class RoundLog:
             if done.state_lost:
                 put(t, "global", "system", "state_lost", done.state_lost)
             for name, value in done.simulated.items():
-                put(t, "global", "system", name, value)
+                put(t, "global", "time" if isinstance(value, float) else "system", name, value)
             self.recorder.time(t, done.seconds, done.aggregate_seconds, self.memory_cost(), done.largest_share)
         elif done.rejected:  # an evaluation of saved models has only round 0
             put(t, "global", "system", "failures", done.rejected.total())
