@@ -31,10 +31,10 @@ def align_seeds(seeds: Sequence[TimePoints]) -> list[TimePoints]:
 def waits_of(run: FinishedRun) -> dict[int, tuple[float, float]]:
     """Return {client: (seconds at work, seconds of waiting)}, sums over the rounds in which it took part.
 
-    A client waits from its reply to the end of the round. The result is empty for a run of ``results``, which has no rounds, and
-    with ``schedule=buffered``, where none waits for the others.
+    A client waits from its reply to the end of the round. The result is empty for a run of ``results``, which has no rounds.
+    It is also empty with ``schedule=buffered``, because no client waits for others.
     """
-    if run.config["schedule"]["name"] != "synchronous":
+    if run.config.get("schedule", {}).get("name") == "buffered":
         return {}
     lengths, table = dict(run.points("global", "time", "simulated_seconds")), run.of_clients("simulated_seconds")
     if not lengths or table.empty:
