@@ -24,7 +24,8 @@ def settings_of(name, **changes):
 
 
 def heterogeneous(beta, mean_probability, floor, scaling):
-    return Heterogeneous(select=None, loss_rate=0.0, beta=beta, mean_probability=mean_probability, floor=floor, scaling=scaling)
+    always = {"select": None, "loss_rate": 0.0, "deadline": None, "over_select": None, "late": "drop"}
+    return Heterogeneous(**always, beta=beta, mean_probability=mean_probability, floor=floor, scaling=scaling)
 
 
 def classes(num_clients=200, num_classes=10, seed=0):

@@ -179,7 +179,7 @@ def check_strategy(run: Run, strategy: FederatedStrategy, initial: Tensors) -> N
     if run.participation.config.late == "stale" and (reason := find_stale_obstacle(strategy)):
         raise UserError(
             f"participation.late=stale: strategy={run.client.strategy.name} cannot use replies to an earlier model: {reason}. "
-            "Fix: participation.late=drop or partial"
+            "Fix: participation.late=drop"
         )
 
 

@@ -64,17 +64,14 @@ def check_lateness(participation: Choice, clock: Choice, client: Choice, server:
     elif config.over_select is not None and config.select is None:
         key, wrong = "participation.over_select", "every client is selected already. Fix: set participation.select"
     elif config.late != "drop" and not can_be_late:
-        wrong = f"nobody is {config.late}. Fix: set participation.deadline or participation.over_select"
+        wrong = "without a deadline nobody is late. Fix: set participation.deadline or participation.over_select"
     elif config.late == "partial":
         halves = client_class_of(client), strategy_class_of(server)
         for name, half in zip((f"strategy={client.name}", f"strategy.server={server.name}"), halves, strict=True):
             if half.whole_training_reason:
                 wrong = f"{name} trains as planned: {half.whole_training_reason}. Fix: participation.late=drop"
     elif can_be_late and getattr(server.config, "weights", None) == "known_probability":
-        key, wrong = (
-            "strategy.weights",
-            "known_probability does not include who is late. Fix: another, or participation.late=partial",
-        )
+        key, wrong = "strategy.weights", "known_probability does not know who is late. Fix: strategy.weights=samples"
     if wrong:
         raise UserError(f"{key}: {wrong}")
 

@@ -69,12 +69,10 @@ def build(cls: type[T], values: Mapping[str, Any], where: str, ignore: frozenset
     for key in values:
         if key not in fields and key not in ignore:
             raise unknown(f"{where} key" if where else "key", str(key), fields)
-    given = {name: hint for name, hint in fields.items() if name in values}
-    needed = [f.name for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING]  # type: ignore[arg-type]
-    missing = [name for name in needed if name not in given]
+    missing = [name for name in fields if name not in values]
     if missing:
         raise UserError(f"{prefix}{missing[0]} is missing")
-    return cls(**{name: convert(hint, values[name], f"{prefix}{name}") for name, hint in given.items()})
+    return cls(**{name: convert(hint, values[name], f"{prefix}{name}") for name, hint in fields.items()})
 
 
 def convert(hint: Any, value: Any, where: str) -> Any:

@@ -44,7 +44,7 @@ class Clock:
 
         Args:
             clients: Partition ids (m,).
-            server_round: The 1-based round in which they start.
+            server_round: The 1-based round of their start.
             steps: Each client's local steps (m,).
             bytes_down: Bytes that each of them receives.
             bytes_up: Bytes that each of them uploads.

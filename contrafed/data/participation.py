@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -17,13 +17,13 @@ from contrafed.core.schema import Range
 
 @dataclass(frozen=True)
 class Selection:
-    """Settings that the ``Config`` of every pattern inherits: the number of selected clients, and the share of lost replies."""
+    """Settings that the ``Config`` of every pattern inherits: the selected clients, lost replies, and late clients."""
 
     select: int | float | None  # None: every client
     loss_rate: Annotated[float, Range(ge=0, le=1)]
-    deadline: Annotated[float, Range(gt=0)] | str | None = field(default=None, kw_only=True)  # seconds, or qSHARE
-    over_select: Annotated[float, Range(ge=1)] | None = field(default=None, kw_only=True)
-    late: Literal["drop", "stale", "partial"] = field(default="drop", kw_only=True)
+    deadline: Annotated[float, Range(gt=0)] | str | None  # seconds, or qSHARE
+    over_select: Annotated[float, Range(ge=1)] | None
+    late: Literal["drop", "stale", "partial"]
 
     def count(self, num_clients: int) -> int | None:
         """Return the number of selected clients: a whole number as it is, or a fraction of ``num_clients``, at least 1.

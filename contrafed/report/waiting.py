@@ -29,7 +29,7 @@ def align_seeds(seeds: Sequence[TimePoints]) -> list[TimePoints]:
 
 
 def waits_of(run: FinishedRun) -> dict[int, tuple[float, float]]:
-    """Return {client: (seconds at work, seconds of waiting)}, sums over the rounds in which it took part.
+    """Return {client: (seconds at work, seconds of waiting)}, sums over its rounds.
 
     A client waits from its reply to the end of the round. The result is empty for a run of ``results``, which has no rounds.
     It is also empty with ``schedule=buffered``, because no client waits for others.

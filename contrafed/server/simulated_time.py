@@ -17,12 +17,11 @@ from contrafed.server.round_log import Round
 class SimulatedTime:
     """The simulated time of a run. It follows from steps and bytes, so a round's plan is known before anyone trains.
 
-    A round lasts until the last reply that it waits for, or until the deadline if a client is late. ``participation.late``
-    says what becomes of late clients:
+    A round ends with its last reply, or at the deadline if a client is late. ``participation.late`` says what becomes of late
+    clients:
 
     * drop: the server stops them at the deadline. They do not train here, and their client state stays as before.
-    * stale: they train on, and their replies wait in ``waiting`` for the round in which they arrive. Until then these
-      clients are not available.
+    * stale: they train on. Their replies stay in ``waiting`` until they arrive. Until then these clients are not available.
     * partial: they take the steps that fit, upload at the deadline, and are dropped if no step fits.
     """
 
@@ -136,7 +135,7 @@ class SimulatedTime:
         return {"now": self.now, "waiting": self.waiting}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore the state of a checkpoint."""
         self.now, self.waiting = float(state["now"]), dict(state["waiting"])
 
 
