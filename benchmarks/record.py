@@ -45,7 +45,7 @@ BOOKKEEPING = (
     *("model.image_size", "model.pretrained", "model.freeze"),
     *("model.buffers", "strategy.local.last_batch", "strategy.history_step", "strategy.history_share"),
     *("select_on", "partition.validation_fraction", "dataset.validation_fraction", "partition.feature_shift", "dataset.kind"),
-    *("settings", "clock", "participation.deadline", "participation.over_select", "participation.late"),
+    *("settings", "clock", "schedule", "participation.deadline", "participation.over_select", "participation.late"),
 )
 # A method -> keys that it got later, which are not compared.
 LATER = {"fedbabu": ("strategy.tune_lr", "strategy.tune_momentum")}

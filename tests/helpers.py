@@ -182,14 +182,14 @@ def build_received(workspace):
     return tables | {f"model/{n}": v for n, v in workspace.initial.items() if f"model/{n}" in down}
 
 
-def run_scalar(name, rounds, *, start=2.0, targets=(0, 6, 3), stack_size=1, **changes):
-    """Run a method on the golden problem and return W after each round."""
+def run_scalar(name, rounds, *, start=2.0, targets=(0, 6, 3), stack_size=1, rule=None, **changes):
+    """Run a method on the golden problem and return W after each round. ``rule``: another class for the strategy."""
     local = changes.pop("local", {})
     strategy = strategy_settings(name, **changes)
     strategy["local"] |= {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1} | local
     settings = config_of(f"num_clients={len(targets)}") | {"strategy": strategy}
     workspace = scalar_workspace(settings, Scalar(start), targets)
-    models, _ = run_strategy(workspace, settings, Schedule(rounds), len(rounds), stack_size=stack_size)
+    models, _ = run_strategy(workspace, settings, Schedule(rounds), len(rounds), stack_size=stack_size, rule=rule)
     return [float(model["classifier.w"]) for model in models[1:]]
 
 

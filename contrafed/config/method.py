@@ -30,6 +30,7 @@ from contrafed.server.buffers import leave_out
 from contrafed.server.checks import broadcast, eval_model_fault, sent_fault, state_fault
 from contrafed.server.norm_limit import NormLimit
 from contrafed.server.privacy import count_protected_kinds
+from contrafed.server.schedule import buffered
 from contrafed.server.simulated_time import find_stale_obstacle
 from contrafed.training.base import Client
 from contrafed.training.loop import is_in, is_pattern
@@ -147,6 +148,9 @@ def build_strategy(
         raise UserError(f"num_clients={run.num_clients} or the model is too large for this machine's memory") from error
     if not hasattr(built, "state"):
         raise UserError(f"{_name(run)}.__init__ must call super().__init__ with all that it is given; or write setup() instead")
+    if isinstance(run.schedule.config, buffered.Config):
+        assert built.time is not None  # by check_schedule
+        built.time = buffered.BufferedTime(run.schedule.config, built.time.clock, built, participation)
     return built
 
 

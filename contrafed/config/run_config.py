@@ -22,7 +22,7 @@ from contrafed.core.tracker import check_tracker
 # Entries of `log`. `contrafed/runs/diagnostics.py` describes what each one writes.
 LOG_CHOICES = ("deviation", "features", "clients_train", "probability", "weights")
 
-SERVER_GROUPS = ("participation", "engine", "privacy", "attack", "aggregation", "tracker", "clock")
+SERVER_GROUPS = ("participation", "engine", "privacy", "attack", "aggregation", "tracker", "clock", "schedule")
 GROUPS = ("strategy", "dataset", "partition", "participation", "model", "engine", *SERVER_GROUPS[2:])
 
 # Where and how a run is executed, and what of it is kept. No result depends on these, except on the engine's RULING_KEYS, which
@@ -99,6 +99,7 @@ class Run(Top):
     attack: Choice
     aggregation: Choice
     clock: Choice
+    schedule: Choice
     composed: Mapping[str, Any]  # the configuration that this is made of, as in ``config.yaml``
     folder: Path | None = None  # the run's folder, once it has one, and ``resume`` is then a checkpoint's path or None
 
@@ -125,6 +126,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
         check_mean,
         check_participation,
         check_privacy,
+        check_schedule,
     )
     from contrafed.data.clock import check_clock
     from contrafed.data.participation import pattern_class_of
@@ -162,6 +164,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     check_clock(chosen["clock"], top.num_trained, top.seed_of_federation)
     check_lateness(participation, chosen["clock"], client.strategy, server)
     check_privacy(chosen["privacy"], server, participation)
+    check_schedule(chosen, server, top)
     if isinstance(chosen["privacy"].config, central.Config):
         limits = chosen["engine"].config
         check_rejections(limits.max_norm, limits.max_norm_ratio, top.min_replies, top.on_divergence)
@@ -303,6 +306,7 @@ def _check_keys(strategy: Mapping[str, Any]) -> None:
 NO_TRAINING = {
     "min_replies": 0, "save_personal": False, "init_from": None, "resume": None, "checkpoint_every": None, "early_stop": None,
     "target_accuracy": None, "privacy": {"name": "none"}, "attack": {"name": "none"}, "aggregation": {"name": "mean"},
+    "schedule": {"name": "synchronous"},
 }  # fmt: skip
 SCORING_KEYS = ("eval_train", "eval_clients", "metrics")  # the run's, if the command line does not set them
 EVALUATION_KEYS = (

@@ -1,6 +1,8 @@
 """Check a run's choices together before anything is built: a method's client and strategy, privacy, attacks."""
 
 import inspect
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from contrafed.engines.attack import Attack, Attackers
 from contrafed.server.accountant import needs_accountant
 from contrafed.server.base import FederatedStrategy, strategy_class_of
 from contrafed.server.replies import OTHER_PREFIX
+from contrafed.server.schedule import buffered
 from contrafed.training.base import Client
 from contrafed.training.workspace import client_class_of
 
@@ -121,6 +124,56 @@ def check_mean(aggregation: Choice, server: Choice, privacy: Choice) -> None:
     what = f"strategy.weights={weights}" if averages else f"strategy.server={server.name}"
     if not averages or weights not in ("samples", "uniform"):
         raise UserError(f"aggregation={aggregation.name} stands in for a mean of the participants, which {what} does not take")
+
+
+def check_schedule(chosen: Mapping[str, Choice], server: Choice, top: Any) -> None:
+    """Raise ``UserError`` if a buffered schedule does not go with another choice.
+
+    Args:
+        chosen: The choice of each of the server's groups.
+        server: The server's strategy.
+        top: The top-level keys.
+    """
+    config: Any = chosen["schedule"].config
+    if not isinstance(config, buffered.Config):
+        return
+    engine, clock, attack, pattern = (chosen[group] for group in ("engine", "clock", "attack", "participation"))
+    found, name = strategy_class_of(server), f"strategy.server={server.name}"
+    fix = "a strategy that averages updates, such as strategy.server=fedavg"
+    faults = {
+        "clock=none: schedule=buffered follows simulated time. Fix: clock=lognormal or clock=trace": clock.name == "none",
+        "engine=flower: its clients take their own time, and schedule=buffered simulates it. Fix: engine=local or engine=ray": (
+            engine.name == "flower"
+        ),
+        f"schedule=buffered: {name} does more than average updates, so a stale one has no weight. Fix: {fix}": (
+            not vars(found).get("linear_in_updates", False)  # as in check_mean, a subclass may use replies differently
+        ),
+        f"schedule=buffered: {name} selects its own cohort, and here a place that is free takes a client. Fix: {fix}": (
+            found.select is not FederatedStrategy.select
+        ),
+        f"schedule=buffered: {name} sends each client its own tensors, which a stale one has not. Fix: {fix}": (
+            found.per_client_broadcast is not FederatedStrategy.per_client_broadcast
+        ),
+        "strategy.weights=known_probability: how often a client arrives is not known with schedule=buffered. "
+        "Fix: strategy.weights=uniform": getattr(server.config, "weights", "") == "known_probability",
+        "privacy=central: its noise is for the cohort of a synchronous round. Fix: privacy=local or schedule=synchronous": (
+            isinstance(chosen["privacy"].config, central.Config)
+        ),
+        f"attack={attack.name}: its attackers use all updates of a synchronous round. Fix: schedule=synchronous": (
+            isinstance(attack.config, Attackers) and attack.config.needs_honest
+        ),
+        f"schedule.buffer_size={config.buffer_size} is more than the {top.num_trained} clients that train, and each arrives "
+        "once in a round. Fix: a smaller one": config.buffer_size > top.num_trained,
+        f"min_replies={top.min_replies} is more than schedule.buffer_size={config.buffer_size}: the model would never change. "
+        "Fix: a smaller one": top.min_replies > config.buffer_size,
+    }
+    for key in ("deadline", "over_select"):
+        value = getattr(pattern.config, key)
+        faults[f"participation.{key}={value}: only a synchronous round has one. Fix: null or schedule=synchronous"] = (
+            value is not None
+        )
+    if fault := next((fault for fault, holds in faults.items() if holds), ""):
+        raise UserError(fault)
 
 
 def check_attack(attack: Choice, client: ClientRun, num_trained: int) -> None:

@@ -53,6 +53,7 @@ PACKAGES = {
     "partition": "contrafed.partitions.partitioners",
     "participation": "contrafed.partitions.participation",
     "clock": "contrafed.partitions.clocks",
+    "schedule": "contrafed.server.schedule",
     "model": "contrafed.models",
     "engine": "contrafed.engines",
     "privacy": "contrafed.core.privacy",

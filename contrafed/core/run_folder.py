@@ -55,7 +55,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def add_later_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored configuration with the keys that runs of before did not have: no clock, and no late clients."""
-    found = {"clock": {"name": "none"}, **config}
+    found = {"clock": {"name": "none"}, "schedule": {"name": "synchronous"}, **config}
     if isinstance(participation := found.get("participation"), Mapping):
         found["participation"] = {"deadline": None, "over_select": None, "late": "drop", **participation}
     return found

@@ -32,7 +32,10 @@ def waits_of(run: FinishedRun) -> dict[int, tuple[float, float]]:
     """Return {client: (seconds at work, seconds of waiting)}, sums over its rounds.
 
     A client waits from its reply to the end of the round. The result is empty for a run of ``results``, which has no rounds.
+    It is also empty with ``schedule=buffered``, because no client waits for others.
     """
+    if run.config.get("schedule", {}).get("name") == "buffered":
+        return {}
     lengths, table = dict(run.points("global", "time", "simulated_seconds")), run.of_clients("simulated_seconds")
     if not lengths or table.empty:
         return {}

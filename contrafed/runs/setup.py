@@ -59,6 +59,8 @@ def compose_deployed_run(overrides: str, num_clients: int | None = None, config_
         raise UserError("privacy.amplification=true hides who takes part, which all devices know from the seed")
     if num_clients is None and wanted.clock.name != "none":
         raise UserError(f"clock={wanted.clock.name} simulates time, and devices take their own. Fix: clock=none")
+    if wanted.schedule.name != "synchronous":
+        raise UserError(f"schedule={wanted.schedule.name}: clients of flwr run take their own time. Fix: use main.py")
     if num_clients is None and wanted.attack.name != "none":
         raise UserError(f"attack={wanted.attack.name} goes with simulation: devices never attack at a server's word")
     # The Session takes the same workspace, with the only model that is built here.

@@ -1,0 +1,1 @@
+"""One file for each schedule: a ``Config``, and what decides when the server aggregates."""
