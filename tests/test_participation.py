@@ -99,13 +99,6 @@ def test_markov_transitions_table():
     assert p10 == pytest.approx([1, 1, 0.45, 0.075, 0], abs=1e-12)
 
 
-def test_bernoulli_frequency():
-    pattern = make("bernoulli")
-    seen = sum(pattern.available(r).astype(float) for r in range(1, 5001)) / 5000
-    p = pattern.probabilities
-    assert (np.abs(seen - p) < 4.5 * np.sqrt(p * (1 - p) / 5000) + 1e-12).all()
-
-
 @pytest.mark.parametrize(("p", "active"), [(0.02, 2), (0.07, 7), (0.1, 10), (0.29, 29), (0.291, 30), (0.57, 57), (1.0, 100)])
 def test_cyclic_rounds_per_cycle(p, active):
     pattern = make("cyclic", num_clients=30, beta=None, mean_probability=p)

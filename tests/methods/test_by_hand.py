@@ -101,5 +101,5 @@ def test_holders_of_a_class_weigh_as_their_setting_says(name, weights, expected)
         Reply(k, own | {"proto/mean": torch.tensor([[mean]]), "proto/count": torch.tensor([count])}, size, {})
         for k, (mean, count, size) in enumerate([(1.0, 3.0, 4), (5.0, 1.0, 6)])
     ]
-    rule.aggregate({"w": zero}, Replies(replies))
-    assert rule.broadcast({"w": zero})["proto/mean"].item() == pytest.approx(expected)
+    rule.aggregate({"w": torch.zeros(1)}, Replies(replies))
+    assert rule.broadcast({"w": torch.zeros(1)})["proto/mean"].item() == pytest.approx(expected)
