@@ -138,6 +138,18 @@ def stop_run(tmp_path, stopped_runs):
 
 
 @pytest.fixture
+def use_worker(monkeypatch, request):
+    """Let Ray start workers of a class of the test's module: ``use_worker(CLASS)``."""
+    import ray
+
+    from contrafed.engines import ray as engine
+
+    ray.cloudpickle.register_pickle_by_value(request.module)
+    yield lambda kind: monkeypatch.setattr(engine, "Worker", kind)
+    ray.cloudpickle.unregister_pickle_by_value(request.module)
+
+
+@pytest.fixture
 def quick_devices(monkeypatch):
     """Poll inboxes every hundredth of a second."""
     import contrafed.engines.client_registry

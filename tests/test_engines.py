@@ -10,9 +10,9 @@ import time
 import numpy as np
 import pytest
 import torch
-from helpers import config_of, read_rows, same, slow, workspace_of
+from helpers import config_of, read_rows, slow, workspace_of
 from safetensors.torch import load_file
-from tiny import run_tiny, tiny_workspace
+from tiny import equals_local, run_tiny, tiny_workspace
 
 from contrafed.engines import flower, shared_memory
 from contrafed.runs.run import run
@@ -28,26 +28,15 @@ def test_ray_equals_local_bit_for_bit(tmp_path, local_runs, monkeypatch, method,
     renewed = []
     renew = shared_memory.Broadcast.renew
     monkeypatch.setattr(shared_memory.Broadcast, "renew", lambda self, size=None: (renewed.append(size), renew(self, size)))
-    summary, model, metrics, clients = run_tiny(
-        tmp_path / "run", f"strategy={method}", "engine=ray", f"engine.workers={workers}"
-    )
-    _, expected, expected_metrics, expected_clients = local_runs(method)
-    assert summary["failures"] == summary["replies_rejected"] == 0
-    assert same(model, expected)
-    assert metrics == expected_metrics
-    assert clients == expected_clients
+    found = run_tiny(tmp_path / "run", f"strategy={method}", "engine=ray", f"engine.workers={workers}")
+    equals_local(found, local_runs(method))
     assert None not in renewed, "a client kept hold of a broadcast, which then cannot use the same memory again"
     assert renewed or not hasattr(os, "memfd_create")  # shared memory was in use
 
 
 @pytest.mark.parametrize("method", [slow("fedavg"), "pmfl"])
 def test_flowers_own_runtime_equals_local_bit_for_bit(tmp_path, local_runs, method):
-    summary, model, metrics, clients = run_tiny(tmp_path / "run", f"strategy={method}", "engine=flower")
-    _, expected, expected_metrics, expected_clients = local_runs(method)
-    assert summary["failures"] == 0
-    assert same(model, expected)
-    assert metrics == expected_metrics
-    assert clients == expected_clients
+    equals_local(run_tiny(tmp_path / "run", f"strategy={method}", "engine=flower"), local_runs(method))
 
 
 def test_evaluation_in_parallel_shards_equals_one_pass():

@@ -2,14 +2,13 @@
 
 import logging
 import os
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import config_of, same, slow
-from tiny import TINY_RUN, run_tiny
+from helpers import config_of, slow
+from tiny import TINY_RUN, equals_local, run_tiny
 
 import contrafed.engines.flower
 import contrafed.engines.ray
@@ -30,9 +29,7 @@ EACH_LEAST = pytest.mark.parametrize("least", [contrafed.engines.ray.MIN_BATCH_S
 def test_three_ray_workers_equal_local(tmp_path, local_runs, monkeypatch):
     monkeypatch.setattr(contrafed.engines.ray, "MIN_BATCH_SECONDS", 0)
     half = ("engine=ray", "engine.workers=3", "engine.cpus_per_worker=0.5")
-    _, model, metrics, _ = run_tiny(tmp_path / "run", "strategy=pmfl", *half)
-    assert same(model, local_runs("pmfl")[1])
-    assert metrics == local_runs("pmfl")[2]
+    equals_local(run_tiny(tmp_path / "run", "strategy=pmfl", *half), local_runs("pmfl"))
 
 
 @pytest.mark.slow
@@ -47,9 +44,7 @@ def test_workers_that_share_no_memory_with_the_driver_get_everything_through_ray
         monkeypatch.setattr(shared_memory, "limit", lambda: 0)  # as on a system without such memory
     else:
         monkeypatch.setattr(contrafed.engines.ray.RayGrid, "execute", reachable)
-    _, model, metrics, clients = run_tiny(tmp_path / "run", "strategy=pmfl", "engine=ray", "engine.workers=2")
-    assert same(model, local_runs("pmfl")[1])
-    assert (metrics, clients) == local_runs("pmfl")[2:]
+    equals_local(run_tiny(tmp_path / "run", "strategy=pmfl", "engine=ray", "engine.workers=2"), local_runs("pmfl"))
 
 
 @pytest.mark.slow
@@ -74,11 +69,9 @@ def test_two_ray_nodes_equal_one(tmp_path, local_runs):
         cluster.add_node(num_cpus=1)
         cluster.wait_for_nodes()
         overrides = (f"engine.address={cluster.address}", "engine.workers=2", "engine=ray")
-        _, model, metrics, clients = run_tiny(tmp_path / "run", "strategy=pmfl", *overrides)
+        found = run_tiny(tmp_path / "run", "strategy=pmfl", *overrides)
         assert len([n for n in ray.nodes() if n["Alive"]]) == 2
-        _, expected, expected_metrics, expected_clients = local_runs("pmfl")
-        assert same(model, expected)
-        assert (metrics, clients) == (expected_metrics, expected_clients)
+        equals_local(found, local_runs("pmfl"))
     finally:
         stop_ray()
         cluster.shutdown()
@@ -99,15 +92,10 @@ def test_a_killed_worker_is_replaced_and_the_numbers_do_not_change(tmp_path, loc
             ray.kill(killed[-1])
         return original(grid, messages, timeout)
 
-    contrafed.engines.ray.RayGrid.execute = execute
-    try:
-        summary, model, metrics, _ = run_tiny(tmp_path / "run", "strategy=pmfl", "engine=ray", "engine.workers=2")
-    finally:
-        contrafed.engines.ray.RayGrid.execute = original
+    monkeypatch.setattr(contrafed.engines.ray.RayGrid, "execute", execute)
+    found = run_tiny(tmp_path / "run", "strategy=pmfl", "engine=ray", "engine.workers=2")
     assert len(killed) == 2
-    assert summary["failures"] == 0
-    assert same(model, local_runs("pmfl")[1])
-    assert metrics == local_runs("pmfl")[2]
+    equals_local(found, local_runs("pmfl"))
 
 
 class Fragile(contrafed.engines.ray.Worker):
@@ -121,17 +109,11 @@ class Fragile(contrafed.engines.ray.Worker):
 
 @pytest.mark.slow
 @EACH_LEAST
-def test_a_client_that_kills_its_worker_fails_alone(tmp_path, monkeypatch, capsys, least):
-    import ray
-
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    monkeypatch.setattr(contrafed.engines.ray, "Worker", Fragile)
+def test_a_client_that_kills_its_worker_fails_alone(tmp_path, monkeypatch, capsys, use_worker, least):
+    use_worker(Fragile)
     monkeypatch.setattr(contrafed.engines.ray, "MIN_BATCH_SECONDS", least)
     asked = ("strategy=fedavg", "participation=full", "engine=ray", "engine.workers=2", "eval_every=1000", "num_rounds=2")
-    try:
-        summary = run(config_of(*TINY_RUN, *asked, f"output_dir={tmp_path / 'run'}"))
-    finally:
-        ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    summary = run(config_of(*TINY_RUN, *asked, f"output_dir={tmp_path / 'run'}"))
     assert summary["failures"] == 2
     metrics = (tmp_path / "run" / "metrics.csv").read_text()
     for server_round in (1, 2):
@@ -149,16 +131,10 @@ class Full(contrafed.engines.ray.Worker):
         raise UserError("the images take 3 GB")
 
 
-def test_a_worker_that_cannot_start_says_why_in_one_line(tmp_path, monkeypatch):
-    import ray
-
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    monkeypatch.setattr(contrafed.engines.ray, "Worker", Full)
-    try:
-        with pytest.raises(UserError, match=r"^the images take 3 GB$"):
-            run_tiny(tmp_path / "run", "engine=ray", "engine.workers=1")
-    finally:
-        ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+def test_a_worker_that_cannot_start_says_why_in_one_line(tmp_path, use_worker):
+    use_worker(Full)
+    with pytest.raises(UserError, match=r"^the images take 3 GB$"):
+        run_tiny(tmp_path / "run", "engine=ray", "engine.workers=1")
 
 
 def test_batches_are_smaller_towards_the_end_and_hold_every_task_once():
@@ -296,7 +272,7 @@ class Pinned(contrafed.engines.ray_worker.Worker):
 
 
 @pytest.mark.slow
-def test_workers_have_a_gpu_each_and_the_numbers_are_those_of_local(tmp_path, local_runs, monkeypatch):
+def test_workers_have_a_gpu_each_and_the_numbers_are_those_of_local(tmp_path, local_runs, monkeypatch, use_worker):
     """Ray is configured with two GPUs that do not exist. It pins one to each worker, and torch trains on the CPU."""
     import ray
 
@@ -308,20 +284,16 @@ def test_workers_have_a_gpu_each_and_the_numbers_are_those_of_local(tmp_path, lo
         return original(grid, messages, timeout)
 
     monkeypatch.setattr(contrafed.engines.ray.RayGrid, "execute", execute)
-    monkeypatch.setattr(contrafed.engines.ray, "Worker", Pinned)
+    use_worker(Pinned)
     contrafed.engines.ray.stop_ray()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "98,99")  # nor are these where there are GPUs
     asked = ("engine=ray", "engine.gpus_per_worker=1")  # torch cannot use them
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     try:
         ray.init(num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        summary, model, metrics, clients = run_tiny(tmp_path / "run", "strategy=pmfl", *asked)
+        found = run_tiny(tmp_path / "run", "strategy=pmfl", *asked)
         with pytest.raises(UserError, match=r"engine.workers=3 needs 3 CPUs and 3 GPUs, Ray has 2 and 2"):
             run_tiny(tmp_path / "three", *asked, "engine.workers=3")
     finally:
-        ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
         contrafed.engines.ray.stop_ray()
     assert {tuple(sorted(gpus)) for gpus in seen} == {("98", "99")}
-    assert summary["failures"] == 0
-    assert same(model, local_runs("pmfl")[1])
-    assert (metrics, clients) == local_runs("pmfl")[2:]
+    equals_local(found, local_runs("pmfl"))

@@ -2,11 +2,9 @@
 
 import os
 import signal
-import sys
 
 import pytest
-from helpers import same
-from tiny import run_tiny
+from tiny import equals_local, run_tiny
 
 import contrafed.engines.ray
 
@@ -41,22 +39,11 @@ class Doomed(contrafed.engines.ray.Worker):
 
 
 @pytest.fixture
-def kill_folder(tmp_path, monkeypatch):
-    import ray
-
+def kill_folder(tmp_path, monkeypatch, use_worker):
     (tmp_path / "kills").mkdir()
     monkeypatch.setattr(Doomed, "folder", str(tmp_path / "kills"))
-    monkeypatch.setattr(contrafed.engines.ray, "Worker", Doomed)
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield tmp_path / "kills"
-    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-
-
-def equals_local(found, local):
-    summary, model, metrics, clients = found
-    assert summary["failures"] == 0
-    assert same(model, local[1])
-    assert (metrics, clients) == local[2:]
+    use_worker(Doomed)
+    return tmp_path / "kills"
 
 
 @pytest.mark.slow

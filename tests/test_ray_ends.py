@@ -3,12 +3,10 @@
 import json
 import os
 import signal
-import sys
 from types import SimpleNamespace
 
 import pytest
-from helpers import same
-from tiny import HALF_AVAILABLE, TINY_RUN, run_tiny
+from tiny import HALF_AVAILABLE, TINY_RUN, equals_local, run_tiny
 
 import contrafed.engines.ray
 from contrafed.core.errors import RunStopped
@@ -16,12 +14,6 @@ from contrafed.engines import ray_liveness
 from contrafed.runs.run import compose, run
 
 ON_RAY = ("engine=ray", "engine.workers=2", "strategy=fedcrl")
-
-
-def equals_local(found, local):
-    assert found[0]["failures"] == 0
-    assert same(found[1], local[1])
-    assert found[2:] == local[2:]
 
 
 class Stopped(contrafed.engines.ray.Worker):
@@ -39,14 +31,10 @@ class Stopped(contrafed.engines.ray.Worker):
 
 
 @pytest.fixture
-def stopping(tmp_path, monkeypatch):
-    import ray
-
+def stopping(tmp_path, monkeypatch, use_worker):
     monkeypatch.setattr(Stopped, "folder", str(tmp_path))
-    monkeypatch.setattr(contrafed.engines.ray, "Worker", Stopped)
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield tmp_path / "stopped"
-    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    use_worker(Stopped)
+    return tmp_path / "stopped"
 
 
 @pytest.mark.slow

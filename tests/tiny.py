@@ -3,7 +3,7 @@
 import os
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-from helpers import config_of, workspace_of
+from helpers import config_of, same, workspace_of
 from safetensors.torch import load_file
 
 from contrafed.core import codec
@@ -24,6 +24,13 @@ def run_tiny(folder, *overrides):
     out = summary["folder"]
     read = lambda name: open(os.path.join(out, name), "rb").read()  # noqa: E731, SIM115
     return summary, load_file(os.path.join(out, "model.safetensors")), read("metrics.csv"), read("clients.csv")
+
+
+def equals_local(found, local):
+    """Assert that a run of ``run_tiny`` has no failures and the bytes of engine=local."""
+    assert found[0]["failures"] == found[0]["replies_rejected"] == 0
+    assert same(found[1], local[1])
+    assert found[2:] == local[2:]
 
 
 def tiny_workspace(*overrides):
