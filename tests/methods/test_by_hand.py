@@ -6,7 +6,7 @@ from hand import LOCAL, golden_memory, path, rule_of
 from helpers import same, slow
 from left import build_broadcast, digits_left, scalar_client, scalar_left
 
-from contrafed.core.reply import Replies, Reply
+from contrafed.server.base import Replies, Reply
 
 FIXED_ALPHA, RATE = {"alpha": 0.75, "adaptive": False}, {"local": {"lr": 0.01}}
 
