@@ -50,8 +50,7 @@ def half_written(folder):
 def test_a_damaged_checkpoint_is_passed_over(stop_run, whole, damage):
     folder = stop_run()
     damage(folder)
-    summary = run_small(folder, "resume=latest")
-    assert summary["resumed_from"].endswith("000002")
+    assert run_small(folder, "resume=latest")["resumed_from"].endswith("000002")
     assert equal(outcome(folder), whole)
 
 

@@ -198,8 +198,7 @@ def failures_by_round(folder):
 def test_devices_equal_the_local_engine_bit_for_bit(tmp_path, federation, name):
     with federation.running(f"strategy={name} {' '.join(SMALL_RUN)} output_dir={tmp_path}/devices"):
         assert wait_for_summary(tmp_path / "devices")["status"] == "finished"
-    summary = run(config_of(f"strategy={name}", *SMALL_RUN, f"output_dir={tmp_path}/local"))
-    assert summary["failures"] == 0
+    assert run(config_of(f"strategy={name}", *SMALL_RUN, f"output_dir={tmp_path}/local"))["failures"] == 0
     assert same(*(load_file(tmp_path / f / "model.safetensors") for f in ("devices", "local")))
     for log in ("metrics.csv", "clients.csv"):
         assert (tmp_path / "devices" / log).read_bytes() == (tmp_path / "local" / log).read_bytes()

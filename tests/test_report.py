@@ -113,8 +113,7 @@ def test_tables_and_figures_of_a_folder(sweep, capsys):
     status, out, _ = answer(capsys, sweep, "--title", "a sweep")
     assert status == 0
     assert "| moon | cyclic | 2 |" in out
-    written = {path.stem for path in (sweep / "report").iterdir()}
-    assert written == {"runs", "methods", "differences", "accuracy"}
+    assert {path.stem for path in (sweep / "report").iterdir()} == {"runs", "methods", "differences", "accuracy"}
     assert image.imread(sweep / "report" / "accuracy.png").std() > 0.05
     assert (sweep / "report" / "accuracy.pdf").read_bytes().startswith(b"%PDF")
     again = (sweep / "report" / "accuracy.pdf").read_bytes()
