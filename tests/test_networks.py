@@ -193,8 +193,7 @@ def test_outputs_of_a_frozen_encoder_are_computed_once():
     frozen = workspace_for("model.freeze=[encoder.*]", "strategy.local.iterations=60")
     calls = []
     frozen.model.encoder.register_forward_hook(lambda *_: calls.append(1))
-    client = frozen.client_class(frozen, [0])
-    (update,) = client.update([build_received(frozen)], 1)
+    (update,) = frozen.client_class(frozen, [0]).update([build_received(frozen)], 1)
     assert set(update.tensors) == {"model/classifier.weight", "model/classifier.bias"}
     assert len(calls) < 5
     plain = workspace_for("strategy.local.iterations=60", "model.buffers=frozen")

@@ -141,8 +141,7 @@ def test_torchs_data_sets_are_stacked():
 
 def test_clients_share_examples_by_lazy(home, expect_error):
     change_part(home, "partition", r"def split.*?\n\n\n", f"{piece('lazy')}\n\n")
-    run = make_run(home, "partition", "num_clients=3").client
-    partition = load_federation(run).partition
+    partition = load_federation(make_run(home, "partition", "num_clients=3").client).partition
     parts = [set(partition.train(client).tolist()) for client in range(3)]
     common = parts[0] & parts[1]
     assert len(common) == len(set.union(*parts)) // 20

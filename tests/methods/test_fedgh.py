@@ -45,8 +45,7 @@ def test_nothing_present_and_a_rate_of_zero_leave_the_head():
 
 
 def test_no_body_tensor_crosses_and_the_overhead_is_the_papers():
-    config = config_of("strategy=fedgh", "model=cnn", "dataset=digits")
-    workspace = workspace_of(config)
+    workspace = workspace_of(config_of("strategy=fedgh", "model=cnn", "dataset=digits"))
     down, up = workspace.client_class.message_spec(workspace.model, workspace.config)
     assert set(down) == {"model/classifier.weight", "model/classifier.bias"}
     assert set(up) == {"proto/mean", "proto/count"}
