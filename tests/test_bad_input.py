@@ -9,7 +9,6 @@ import pickle
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ import torch
 from helpers import config_of, resolve_and_try
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from messages import ROOT
 from safetensors.torch import save
 
 from contrafed.core import registry
@@ -24,7 +24,6 @@ from contrafed.core.errors import UserError
 from contrafed.runs import checkpoint
 from contrafed.runs.run import run
 
-ROOT = Path(__file__).resolve().parent.parent
 QUICK_RUN = ("engine=local", "num_clients=3", "num_rounds=1", "model=mlp", "model.hidden=[4]", "partition=iid")
 PROBE_SETTINGS = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 # Groups of keys in every configuration. The files of each choice hold the others.

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers import METHODS, config_of, read_rows
+from messages import ROOT
 
 from contrafed.config.command_line import help_text
 from contrafed.config.run_config import GROUPS, Top, server_of
@@ -21,7 +22,6 @@ from contrafed.core.errors import UserError
 from contrafed.runs.run import run
 from contrafed.training.local_training import LocalTraining
 
-ROOT = Path(__file__).resolve().parent.parent
 QUICK_RUN = ("engine=local", "num_clients=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]")
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from helpers import config_of, read_rows, same
+from messages import ROOT
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -22,7 +23,6 @@ from contrafed.deploy import certificates
 from contrafed.runs.run import run
 from contrafed.runs.setup import compose_deployed_run
 
-ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("contrafed", "strategies", "clients", "models", "partitions", "conf", "hydra_plugins")
 ROUNDS = 6
 QUIET_ENVIRONMENT = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}

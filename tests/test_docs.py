@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers import checked_jobs, slow
+from messages import ROOT
 from omegaconf import OmegaConf
 from reported import method, write_run
 
@@ -26,12 +27,11 @@ from contrafed.core import registry
 from contrafed.core.errors import UserError
 from contrafed.report.runs import find
 
-ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs" / "generate"))
-import blocks  # noqa: E402
-import catalogue  # noqa: E402
-import formulas  # noqa: E402
-import results as made_of  # noqa: E402
+import blocks
+import catalogue
+import formulas
+import results as made_of
 
 # A command of Contrafed without a shell's signs.
 OURS = re.compile(r"^(?:python main\.py|contrafed)\b(?P<arguments>[^|<>;&$]*)$")

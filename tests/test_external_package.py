@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from helpers import resolve_and_try
+from messages import ROOT
 from omegaconf import OmegaConf
 
 from contrafed.config.command_line import help_text, read_arguments
 from contrafed.config.compose import compose_job
 from contrafed.core.errors import UserError
 
-ROOT = Path(__file__).resolve().parent.parent
 TINY_RUN = ("num_clients=4", "num_rounds=2", "eval_every=1", "model=mlp", "participation=full")
 
 CLIENT = """

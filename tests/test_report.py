@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from matplotlib import image
+from messages import ROOT
 from reported import method, write_run
 
 from contrafed import report_command
@@ -17,8 +18,6 @@ from contrafed.report import figures, pages, results, results_pages, tables
 from contrafed.report.groups import find_varied_keys, group_runs, usable
 from contrafed.report.pages import leave
 from contrafed.report.runs import find, read
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture
