@@ -6,8 +6,6 @@ import itertools
 import json
 import math
 import pickle
-import subprocess
-import sys
 import zipfile
 
 import numpy as np
@@ -16,7 +14,6 @@ import torch
 from helpers import config_of, resolve_and_try
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from messages import ROOT
 from safetensors.torch import save
 
 from contrafed.core import registry
@@ -295,13 +292,4 @@ def test_ten_mistakes_on_the_command_line(tmp_path, call_command, monkeypatch):
         done = call_command(*mistake, f"output_dir={tmp_path}/{number}")
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), (mistake, done.stderr)
         assert done.stderr.startswith("error: ")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_ten_mistakes_in_processes_of_their_own(tmp_path):
-    for number, mistake in enumerate(COMMANDS):
-        command = [sys.executable, "main.py", *mistake, f"output_dir={tmp_path}/{number}"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-        assert (done.returncode, len(done.stderr.splitlines()), done.stdout) == (2, 1, ""), (mistake, done.stderr)
     assert list(tmp_path.iterdir()) == []
