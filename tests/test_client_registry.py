@@ -8,9 +8,10 @@ import sys
 import numpy as np
 import pytest
 from helpers import config_of, same
+from messages import ROOT
 from PIL import Image
 from safetensors.torch import load_file
-from wire import ROOT, RUN, SMALL_RUN, Wire, plain, rows_of, run_devices
+from wire import RUN, SMALL_RUN, Wire, plain, rows_of, run_devices
 
 from contrafed.core import codec
 from contrafed.core.client_run import client_run_of
