@@ -287,6 +287,7 @@ COMMANDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_ten_mistakes_on_the_command_line(tmp_path, call_command, monkeypatch):
     for number, mistake in enumerate(COMMANDS):
         done = call_command(*mistake, f"output_dir={tmp_path}/{number}")

@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+from helpers import slow
 from stopped import equal, outcome, run_small
 
 from contrafed.runs import checkpoint
@@ -45,7 +46,14 @@ def half_written(folder):
 
 @pytest.mark.parametrize(
     "damage",
-    [damage_state, damage_server, damage_client, damage_numbers, damage_remembered_numbers, endless_round, half_written],
+    [
+        damage_state,
+        slow(damage_server),
+        damage_client,
+        damage_numbers,
+        slow(damage_remembered_numbers),
+        *map(slow, (endless_round, half_written)),
+    ],
 )
 def test_a_damaged_checkpoint_is_passed_over(stop_run, whole, damage):
     folder = stop_run()

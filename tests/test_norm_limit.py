@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from helpers import config_of
+from helpers import config_of, slow
 from tiny import TINY_RUN, run_tiny
 
 from contrafed.core.errors import RunStopped
@@ -66,7 +66,7 @@ def send_huge(monkeypatch, value=3e37, client=1, first=1):
 LOCAL = ("engine=local", "tracker=none")
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedproto", "fedcrl", "pmfl"])
+@pytest.mark.parametrize("method", [slow("fedavg"), "scaffold", slow("fedproto"), "fedcrl", slow("pmfl")])
 def test_a_huge_reply_is_rejected(tmp_path, monkeypatch, method):
     send_huge(monkeypatch)
     summary, model, *_ = run_tiny(tmp_path / "run", f"strategy={method}", *LOCAL)

@@ -162,7 +162,7 @@ def moon_on_digits(weights):
 @pytest.mark.parametrize("weights", [slow("uniform"), "samples"])
 @pytest.mark.parametrize(
     ("rule", "neutral"),
-    [("fedau", {}), ("pmfl", {"history_size": 0}), slow("pmfl", {"history_size": 0, "normalize": "participants"}),
+    [("fedau", {}), slow("pmfl", {"history_size": 0}), slow("pmfl", {"history_size": 0, "normalize": "participants"}),
      slow("pmfl", {"history_size": 0, "normalize": "weights"}), ("pmfl", {"history_size": 0, "adaptive_weights": False})],
 )  # fmt: skip
 def test_rules_over_changes_are_fedavg_where_all_take_part_and_clients_are_unequal(rule, neutral, weights):
