@@ -44,17 +44,10 @@ def half_written(folder):
     os.rename(folder / "checkpoints" / "000004", folder / "checkpoints" / ".000004.part")
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        damage_state,
-        slow(damage_server),
-        damage_client,
-        damage_numbers,
-        slow(damage_remembered_numbers),
-        *map(slow, (endless_round, half_written)),
-    ],
-)
+SLOW_DAMAGES = (damage_server, damage_remembered_numbers, endless_round, half_written)
+
+
+@pytest.mark.parametrize("damage", [damage_state, damage_client, damage_numbers, *map(slow, SLOW_DAMAGES)])
 def test_a_damaged_checkpoint_is_passed_over(stop_run, whole, damage):
     folder = stop_run()
     damage(folder)
