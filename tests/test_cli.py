@@ -202,6 +202,8 @@ def test_the_saved_configuration_reproduces_the_run(finished_run, tmp_path):
     again = Path(run(config | {"output_dir": str(tmp_path / "again")})["folder"])
     assert (again / "metrics.csv").read_bytes() == (folder / "metrics.csv").read_bytes()
     assert (again / "clients.csv").read_bytes() == (folder / "clients.csv").read_bytes()
+    other = Path(run(config | {"seed": 1, "output_dir": str(tmp_path / "other")})["folder"])
+    assert (other / "metrics.csv").read_bytes() != (folder / "metrics.csv").read_bytes()
 
 
 def test_a_named_folder_is_never_overwritten(finished_run, call_command):
