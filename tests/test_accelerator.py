@@ -10,7 +10,7 @@ import pytest
 import torch
 from accelerator import NAME, There, accelerator, crossings
 from helpers import close, config_of, digits_run, same, slow, with_images, workspace_of
-from tiny import run_tiny
+from tiny import equals_local, run_tiny
 from wire import Wire, plain, run_devices
 
 import contrafed.engines.ray
@@ -370,23 +370,15 @@ class OnAccelerator(contrafed.engines.ray_worker.Worker):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["pmfl", "fedcrl"])
-def test_ray_workers_with_an_accelerator_equal_the_cpu(tmp_path, monkeypatch, method):
-    import ray
-
+def test_ray_workers_with_an_accelerator_equal_the_cpu(tmp_path, monkeypatch, use_worker, method):
     here = run_tiny(tmp_path / "here", *STACKED_RUN, f"strategy={method}")
     on_ray = ("engine=ray", "engine.workers=1", *STACKED_RUN[1:])
-    monkeypatch.setattr(contrafed.engines.ray, "Worker", OnAccelerator)
+    use_worker(OnAccelerator)
     monkeypatch.setattr(contrafed.engines.ray, "default_device", lambda: NAME)
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    try:
-        with accelerator():  # the driver evaluates there
-            there = run_tiny(tmp_path / "there", f"strategy={method}", *on_ray)
-    finally:
-        ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    with accelerator():  # the driver evaluates there
+        there = run_tiny(tmp_path / "there", f"strategy={method}", *on_ray)
     assert there[0]["device"] == NAME
-    assert there[0]["failures"] == there[0]["replies_rejected"] == 0
-    assert same(here[1], there[1])
-    assert here[2:] == there[2:]
+    equals_local(there, here)
 
 
 def test_a_rule_of_what_clients_worked_from_has_it_where_the_replies_are(tmp_path):

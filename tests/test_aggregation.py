@@ -94,8 +94,7 @@ def test_three_of_ten_far_away_move_it_little(name):
 
 
 def test_clipped_attackers_count_no_more_than_others():
-    found = combine_points("norm_clip", [[1.0, 0.0]] * 7 + [[-1e6, 0.0]] * 3)
-    assert found == pytest.approx([0.4, 0])
+    assert combine_points("norm_clip", [[1.0, 0.0]] * 7 + [[-1e6, 0.0]] * 3) == pytest.approx([0.4, 0])
 
 
 @pytest.mark.parametrize("name", AVERAGING["fedavg"])

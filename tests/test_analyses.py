@@ -128,8 +128,7 @@ def test_features_that_are_not_finite_have_no_numbers(wild):
 
 def test_constant_features_have_no_spread():
     """Means of 0.1 differ from it in their last digit, so S_B is a rounding error instead of 0."""
-    found = covariance.spread(np.full((100, 16), 0.1), np.repeat(range(10), 10))
-    assert list(vars(found).values()) == [0, 0, 0, 1]
+    assert list(vars(covariance.spread(np.full((100, 16), 0.1), np.repeat(range(10), 10))).values()) == [0, 0, 0, 1]
 
 
 def test_effective_rank_by_hand():

@@ -2,9 +2,9 @@
 
 import ast
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from messages import ROOT
+
 # The rooms of the framework, from the ground up: a file imports its own room and those above it in this list.
 ROOMS = ("core", "data", "training", "client_app", "server", "engines", "config", "check", "runs", "report", "deploy")
 # The folders of methods and choices, and the room up to which each may import.

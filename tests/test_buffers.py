@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers import close, config_of, make_local_training, same, slow
 from recording import settings_of, watch, write_problem
+from test_every import compare
 from torch import nn
 
 from contrafed.core.buffers import MaskedBatchNorm, list_buffers, prepare_buffers
@@ -63,13 +64,7 @@ def test_it_is_torchs_over_the_real_examples(momentum, affine):
     ],
 )
 def test_a_stack_equals_its_clients_alone(problem, method, buffers):
-    alone, stacked = (watch(chosen(method, problem, buffers), ROUNDS, stack_size=size) for size in (1, 4))
-    for pair in zip(stacked.models, alone.models, strict=True):
-        close(*pair)
-    for one, other in zip(stacked.client_states, alone.client_states, strict=True):
-        assert one.keys() == other.keys()
-        for client in one:
-            close(one[client], other[client])
+    compare(*(watch(chosen(method, problem, buffers), ROUNDS, stack_size=size) for size in (4, 1)), close)
 
 
 @pytest.mark.slow

@@ -19,8 +19,7 @@ def test_the_sine_by_its_quarters(zones):
     here, pattern = run("sine", 20_000, 4, **SAME, period=4, amplitude=0.5, zones=zones)
     wave = np.array([0.5, 1.0, 0.5, 0.0])
     for zone in range(zones):
-        mine = here[:, pattern.zones == zone].mean(1)
-        assert mine == pytest.approx(0.5 * np.roll(wave, -zone), abs=0.03)
+        assert here[:, pattern.zones == zone].mean(1) == pytest.approx(0.5 * np.roll(wave, -zone), abs=0.03)
     assert pattern.presence() == pytest.approx(0.25)
     assert here.mean() == pytest.approx(0.25, abs=0.01)
 
@@ -41,8 +40,7 @@ def test_round_robin_windows_overlap_and_have_the_rate_of_the_theory(active, ste
     cycle = 10
     here, pattern = run("round_robin", 10, cycle + 1, active=active, step=step)
     assert (here.sum(1) == active).all()
-    both = (here[:-1] & here[1:]).sum(1)
-    assert (both >= max(active - step, 0)).all()
+    assert ((here[:-1] & here[1:]).sum(1) >= max(active - step, 0)).all()
     assert here[:cycle].mean(0) == pytest.approx(pattern.presence())
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from messages import ROOT
 
 RUN = (sys.executable, "main.py", "strategy=fedavg", "engine=local", "num_clients=3", "model=mlp", "tracker=none")
-ROOT = Path(__file__).resolve().parent.parent
 SMALL = ("strategy=fedavg", "engine=local", "num_clients=3", "num_rounds=1", "model=mlp", "model.hidden=[4]", "tracker=none")
 
 

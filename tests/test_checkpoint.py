@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 from helpers import config_of, same, slow
+from messages import ROOT
 from stopped import SMALL_RUN, equal, make_stopped_run, outcome, run_small
 
 from contrafed.core.errors import UserError
@@ -25,7 +26,6 @@ from contrafed.runs.run import run
 from contrafed.strategies.fedavg import FedAvg
 from contrafed.training.base import Client
 
-ROOT = Path(__file__).resolve().parent.parent
 LOG_OVERRIDE = "log=[deviation,weights,features,clients_train]"
 # test_every.py resumes every unchanged method from its middle.
 EACH_RUN = [

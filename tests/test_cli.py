@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers import METHODS, config_of, read_rows
+from messages import ROOT
 
 from contrafed.config.command_line import help_text
 from contrafed.config.run_config import GROUPS, Top, server_of
@@ -21,7 +22,6 @@ from contrafed.core.errors import UserError
 from contrafed.runs.run import run
 from contrafed.training.local_training import LocalTraining
 
-ROOT = Path(__file__).resolve().parent.parent
 QUICK_RUN = ("engine=local", "num_clients=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]")
 
 
@@ -202,6 +202,8 @@ def test_the_saved_configuration_reproduces_the_run(finished_run, tmp_path):
     again = Path(run(config | {"output_dir": str(tmp_path / "again")})["folder"])
     assert (again / "metrics.csv").read_bytes() == (folder / "metrics.csv").read_bytes()
     assert (again / "clients.csv").read_bytes() == (folder / "clients.csv").read_bytes()
+    other = Path(run(config | {"seed": 1, "output_dir": str(tmp_path / "other")})["folder"])
+    assert (other / "metrics.csv").read_bytes() != (folder / "metrics.csv").read_bytes()
 
 
 def test_a_named_folder_is_never_overwritten(finished_run, call_command):

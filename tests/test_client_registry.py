@@ -8,9 +8,10 @@ import sys
 import numpy as np
 import pytest
 from helpers import config_of, same
+from messages import ROOT
 from PIL import Image
 from safetensors.torch import load_file
-from wire import ROOT, RUN, SMALL_RUN, Wire, plain, rows_of, run_devices
+from wire import RUN, SMALL_RUN, Wire, plain, rows_of, run_devices
 
 from contrafed.core import codec
 from contrafed.core.client_run import client_run_of
@@ -151,8 +152,7 @@ def test_clients_with_data_of_their_own_equal_a_partition_file_of_the_same(tmp_p
     same_data = ("dataset=npz", f"dataset.path={tmp_path}/all.npz", "dataset.normalize=half", "eval_clients=true")
     given = ("partition=file", f"partition.path={tmp_path}/parts.json")
     run(config_of("strategy=fedavg", *NO_PARTITION, *same_data, *given, f"output_dir={tmp_path}/local"))
-    models = [load_file(tmp_path / f / "model.safetensors") for f in ("devices", "local")]
-    assert same(*models)
+    assert same(*[load_file(tmp_path / f / "model.safetensors") for f in ("devices", "local")])
     local = (tmp_path / "local" / "metrics.csv").read_bytes()
     assert rows_of(metrics, "accuracy_mean") == rows_of(local, "accuracy_mean") != {}
     assert b"global,test," not in metrics  # a server without images scores nothing

@@ -115,8 +115,7 @@ def test_cifar_batches_as_published(tmp_path, monkeypatch):
 
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
-    rng = np.random.default_rng(0)
-    rows = rng.integers(0, 256, (10, 3072), dtype=np.uint8)
+    rows = np.random.default_rng(0).integers(0, 256, (10, 3072), dtype=np.uint8)
     for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
         (folder / name).write_bytes(pickle.dumps({"data": rows, "labels": list(range(10))}))
     (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from helpers import config_of, read_rows, same
+from messages import ROOT
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -22,7 +23,6 @@ from contrafed.deploy import certificates
 from contrafed.runs.run import run
 from contrafed.runs.setup import compose_deployed_run
 
-ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("contrafed", "strategies", "clients", "models", "partitions", "conf", "hydra_plugins")
 ROUNDS = 6
 QUIET_ENVIRONMENT = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
@@ -198,8 +198,7 @@ def failures_by_round(folder):
 def test_devices_equal_the_local_engine_bit_for_bit(tmp_path, federation, name):
     with federation.running(f"strategy={name} {' '.join(SMALL_RUN)} output_dir={tmp_path}/devices"):
         assert wait_for_summary(tmp_path / "devices")["status"] == "finished"
-    summary = run(config_of(f"strategy={name}", *SMALL_RUN, f"output_dir={tmp_path}/local"))
-    assert summary["failures"] == 0
+    assert run(config_of(f"strategy={name}", *SMALL_RUN, f"output_dir={tmp_path}/local"))["failures"] == 0
     assert same(*(load_file(tmp_path / f / "model.safetensors") for f in ("devices", "local")))
     for log in ("metrics.csv", "clients.csv"):
         assert (tmp_path / "devices" / log).read_bytes() == (tmp_path / "local" / log).read_bytes()

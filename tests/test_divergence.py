@@ -4,11 +4,11 @@ import json
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from helpers import Schedule, config_of, run_strategy, same, sized_workspace, slow
+from messages import ROOT
 from tiny import TINY_RUN
 
 from contrafed.clients.fedper import FedPerClient
@@ -17,7 +17,6 @@ from contrafed.engines.grid import LocalGrid
 from contrafed.engines.worker import FIRST_NODE_ID
 from contrafed.runs.run import run
 
-ROOT = Path(__file__).resolve().parent.parent
 DIVERGING_RUN = (*TINY_RUN, "engine=local", "strategy=fedavg", "participation=full", "strategy.local.lr=1e30")
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from helpers import resolve_and_try
+from messages import ROOT
 from omegaconf import OmegaConf
 
 from contrafed.config.command_line import help_text, read_arguments
 from contrafed.config.compose import compose_job
 from contrafed.core.errors import UserError
 
-ROOT = Path(__file__).resolve().parent.parent
 TINY_RUN = ("num_clients=4", "num_rounds=2", "eval_every=1", "model=mlp", "participation=full")
 
 CLIENT = """
@@ -104,8 +104,10 @@ def run_to_end(home, engine):
     return (home / engine / "metrics.csv").read_bytes()
 
 
-def test_a_method_from_outside_runs_and_is_repeated_by_its_configuration(home):
-    local = run_to_end(home, "local")
+def test_a_method_from_outside_runs_and_is_repeated_by_its_configuration(home, call_command):
+    done = call_command(f"--config-dir={home}/yamls", "strategy=mine", "engine=local", *TINY_RUN, f"output_dir={home}/local")
+    assert done.returncode == 0, done.stderr
+    local = (home / "local" / "metrics.csv").read_bytes()
     assert b"global,fit,loss" in local
     stored = OmegaConf.to_container(OmegaConf.load(home / "local" / "config.yaml"))
     from contrafed import run  # a notebook, which knows nothing of the folder

@@ -77,6 +77,7 @@ def test_another_federation_is_another_job_and_no_checkpoint_for_it(tmp_path, ex
         checkpoint.check_same(tmp_path, plain, one)
 
 
+@pytest.mark.slow
 def test_figure_12_repeats_pmfl_on_one_federation():
     jobs = checked_jobs("experiment=pmfl/figure12")
     assert len(jobs) == 60

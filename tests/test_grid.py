@@ -109,8 +109,7 @@ def test_out_of_time_clients_do_not_answer(tiny):
 
 def test_an_unknown_message_type_is_an_error_reply(tiny):
     workspace, settings, grid = tiny
-    message = train_message(workspace, settings)
-    other = Message(message.content, FIRST_NODE_ID, "train.elsewhere")
+    other = Message(train_message(workspace, settings).content, FIRST_NODE_ID, "train.elsewhere")
     (reply,) = grid.send_and_receive([other])
     assert reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
     assert "elsewhere" in reply.error.reason

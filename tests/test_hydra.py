@@ -4,17 +4,16 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
 from helpers import check_overrides, config_of
+from messages import ROOT
 
 from contrafed.config.checks import SECTIONS
 from contrafed.runs.launch import read_objective
 from contrafed.runs.run import run
 
-ROOT = Path(__file__).resolve().parent.parent
 QUICK_RUN = (
     "engine=local", "num_clients=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]", "tracker=none",
     "participation=full",

@@ -32,8 +32,7 @@ def test_any_flipped_byte_of_a_state_is_noticed(stop_run):
     folder = stop_run()
     file = folder / "checkpoints" / "000004" / "state.json"
     good = file.read_bytes()
-    rng = np.random.default_rng(0)
-    for place in rng.integers(0, len(good), 50).tolist():
+    for place in np.random.default_rng(0).integers(0, len(good), 50).tolist():
         file.write_bytes(good[:place] + bytes([good[place] ^ 4]) + good[place + 1 :])
         assert checkpoint.find(folder).server_round == 2
     file.write_bytes(good)

@@ -23,6 +23,7 @@ def run_of(folder, *overrides, accuracy=0.8):
 PMFL = ("experiment=pmfl/table1", "dataset=cifar10", "participation=bernoulli", "strategy=pmfl")
 
 
+@pytest.mark.slow
 def test_a_run_of_one_table_is_a_cell_of_another(tmp_path, capsys):
     run_of(tmp_path / "runs" / "whole", *PMFL, "eval_every=100")
     run_of(tmp_path / "runs" / "fedau", *PMFL[:3], "strategy=fedau", "eval_every=100")

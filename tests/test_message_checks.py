@@ -12,8 +12,9 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from helpers import config_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from messages import ROOT
 from tiny import TINY_RUN, tiny_workspace
-from wire import ROOT, RUN, Wire, plain, run_devices
+from wire import RUN, Wire, plain, run_devices
 
 import contrafed.client_app.app
 from contrafed.client_app.files import Moment

@@ -92,8 +92,7 @@ def test_a_mistake_is_a_line(names, message):
 
 
 def test_reports_have_them_in_table_and_figure(tmp_path):
-    scores = {"fedavg": (0.1, 0.2, 0.4), "moon": (0.1, 0.3, 0.5)}
-    for name, values in scores.items():
+    for name, values in {"fedavg": (0.1, 0.2, 0.4), "moon": (0.1, 0.3, 0.5)}.items():
         more = [(10 * t, "global", "test", "macro_f1", value) for t, value in enumerate(values)]
         more += [(20, "global", "clients", "mcc", 0.25)] if name == "moon" else []
         write_run(tmp_path / "runs" / name, (0.1, 0.6, 0.7), more=more, metrics=["accuracy", "macro_f1", "mcc"], **method(name))

@@ -281,8 +281,7 @@ def test_dropout_before_each_hidden_layer_and_the_classifier():
 def test_clients_of_a_stack_have_the_dropout_that_they_have_alone():
     client = pmfl_client(2)
     received = [{f"model/{n}": v for n, v in client.workspace.initial.items()}] * 2
-    together = client.update(received, 1)
-    for k, update in enumerate(together):
+    for k, update in enumerate(client.update(received, 1)):
         alone = client.workspace.client_class(client.workspace, [k]).update(received[:1], 1)[0]
         close(update.tensors, alone.tensors)
 

@@ -79,8 +79,7 @@ def test_what_drops_is_a_function_of_the_seed():
     found = draw_uniform(numbers, 1, 30)
     assert found.mean().item() == pytest.approx(0.5, abs=0.01)
     assert found.var().item() == pytest.approx(1 / 12, abs=0.002)
-    both = torch.corrcoef(torch.cat([found.T, draw_uniform(numbers, 2, 30).T]))
-    assert (both - torch.eye(60)).abs().max() < 0.12
+    assert (torch.corrcoef(torch.cat([found.T, draw_uniform(numbers, 2, 30).T])) - torch.eye(60)).abs().max() < 0.12
     layer, x = Drawn(0.25, 3, 1), torch.ones(2000, 4, 3, 3)
     assert torch.equal(layer(x), x)
     layer.numbers = numbers
@@ -210,8 +209,7 @@ def test_outputs_of_a_frozen_encoder_are_computed_once():
     frozen = workspace_for("model.freeze=[encoder.*]", "strategy.local.iterations=60")
     calls = []
     frozen.model.encoder.register_forward_hook(lambda *_: calls.append(1))
-    client = frozen.client_class(frozen, [0])
-    (update,) = client.update([build_received(frozen)], 1)
+    (update,) = frozen.client_class(frozen, [0]).update([build_received(frozen)], 1)
     assert set(update.tensors) == {"model/classifier.weight", "model/classifier.bias"}
     assert len(calls) < 5
     plain = workspace_for("strategy.local.iterations=60", "model.buffers=frozen")
@@ -256,8 +254,7 @@ def test_engines_agree_bit_for_bit_with_all_that_drops(tmp_path):
 
 def test_what_vmap_refuses_runs_one_by_one_and_a_line_says_so(tmp_path, capsys):
     changes = ("model.target=networks.Grey", "model.args={mistake: branch}", "engine.stack_size=4")
-    summary = run(config_of(*RUN, *changes, f"output_dir={tmp_path}/run"))
-    assert summary["failures"] == 0
+    assert run(config_of(*RUN, *changes, f"output_dir={tmp_path}/run"))["failures"] == 0
     assert capsys.readouterr().out.count("one by one") == 1
 
 

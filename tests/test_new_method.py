@@ -4,11 +4,10 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from messages import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = [
     "benchmarks",
     "clients",

@@ -31,8 +31,7 @@ def test_a_phase_without_a_step_may_have_augmentation(tmp_path, method):
 def test_a_pass_over_no_example_sums_to_zero_alone_as_in_a_stack():
     workspace = workspace_of(config_of("strategy=fedproto", "num_clients=4", "model=mlp"), dtype=torch.float64)
     none, some = np.zeros(0, np.int64), workspace.federation.partition.train(0)
-    batch = Batches.one_pass(workspace, [none], padded=True).at(0, 1)
-    assert batch.mask.tolist() == [[0]]
+    assert Batches.one_pass(workspace, [none], padded=True).at(0, 1).mask.tolist() == [[0]]
     passes = [Batches.one_pass(workspace, rows, padded=True) for rows in ([none, none], [none, some])]
     assert [one.counts.sum().item() for one in passes] == [0, len(some)]
 

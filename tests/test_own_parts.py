@@ -5,11 +5,11 @@ The right modules are those of docs/own-parts.md, which tests/test_docs.py runs 
 
 import re
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import config_of, resolve_and_try
+from messages import ROOT
 from omegaconf import OmegaConf
 from test_external_package import CLIENT, METHOD, RULE, write
 from torch import nn
@@ -32,9 +32,8 @@ from contrafed.server.base import strategy_class_of
 from contrafed.training.base import LocalError
 from contrafed.training.workspace import Workspace
 
-ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs" / "generate"))
-from blocks import blocks_of  # noqa: E402
+from blocks import blocks_of
 
 PARTS = {"model": "small", "dataset": "stripes", "partition": "sorted_labels", "participation": "shifts"}
 
@@ -152,8 +151,7 @@ def test_torchs_data_sets_are_stacked():
 
 def test_clients_share_examples_by_lazy(home, expect_error):
     change_part(home, "partition", r"def split.*?\n\n\n", f"{piece('lazy')}\n\n")
-    run = make_run(home, "partition", "num_clients=3").client
-    partition = load_federation(run).partition
+    partition = load_federation(make_run(home, "partition", "num_clients=3").client).partition
     parts = [set(partition.train(client).tolist()) for client in range(3)]
     common = parts[0] & parts[1]
     assert len(common) == len(set.union(*parts)) // 20

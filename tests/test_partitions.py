@@ -60,8 +60,7 @@ def test_own_test_parts():
 def test_the_central_test_split_is_dealt_out_as_the_classes_are(name, changes):
     data = data_of(2500, test=500)
     part = make(name, data=data, deal_test=True, **changes)
-    every = np.concatenate([part.test(k) for k in range(20)])
-    assert sorted(every) == list(range(2000, 2500))
+    assert sorted(np.concatenate([part.test(k) for k in range(20)])) == list(range(2000, 2500))
     y = data.y.numpy()
     for k in range(20):
         mine = np.bincount(y[part.test(k)], minlength=10)
@@ -84,8 +83,7 @@ def test_scarcity_keeps_the_label_distribution():
     y = np.repeat([0, 1], [7, 40])
     kept = keep_stratified(np.arange(47), y, 0.1, np.random.default_rng(0))
     assert np.bincount(y[kept]).tolist() == [1, 4]
-    lone = keep_stratified(np.arange(7), y, 0.05, np.random.default_rng(0))
-    assert len(lone) == 2  # at least two in all
+    assert len(keep_stratified(np.arange(7), y, 0.05, np.random.default_rng(0))) == 2  # at least two in all
     plain = make("dirichlet", merged=True)
     whole = make("dirichlet", merged=True, keep_fraction=1.0, scarce_clients=5, scarce_fraction=1.0)
     assert all(np.array_equal(plain.train(k), whole.train(k)) for k in range(20))
@@ -204,8 +202,7 @@ def test_faulty_files_are_one_line(tmp_path, text, expect_error):
 def test_published_partitions_are_used_as_they_are(tmp_path):
     file = tmp_path / "clients.json"
     file.write_text(json.dumps([[0], [], list(range(1, 50))]))
-    part = make("file", clients=3, path=str(file))
-    assert part.sizes.tolist() == [1, 0, 49]
+    assert make("file", clients=3, path=str(file)).sizes.tolist() == [1, 0, 49]
 
 
 def test_what_is_moved_in_a_published_partition_is_counted_before_test_parts_are_held_out(tmp_path):

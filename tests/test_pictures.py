@@ -35,8 +35,7 @@ def panels(figure):
 @pytest.mark.parametrize("experiment", registry.choices("experiment"))
 def test_every_experiments_figure_is_drawn(experiment):
     published = OmegaConf.load(registry.CONF / "experiment" / f"{experiment}.yaml").get("published") or {}
-    kind = (published.get("plot") or {}).get("kind", "curves")
-    assert kind in {**plots.KINDS, **pictures.KINDS}
+    assert (published.get("plot") or {}).get("kind", "curves") in {**plots.KINDS, **pictures.KINDS}
 
 
 @pytest.fixture(scope="module")

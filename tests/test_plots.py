@@ -47,8 +47,7 @@ def test_labels_of_one_method_share_its_colour():
     assert len({look[label].marker for label in ("pmfl", "pmfl/no_mct", "pmfl beta=0.1")}) == 3
     assert look["fedau"] == style_of("fedau")  # the first by the alphabet
     assert len({look[label].colour for label in ("pmfl", "fedau", "fedrcl+fedadam")}) == 3
-    many = styles([f"moon lr={lr}" for lr in range(16)])
-    assert len(set(many.values())) == 16
+    assert len(set(styles([f"moon lr={lr}" for lr in range(16)]).values())) == 16
     assert method_of("mpfedcon/mu=0.5 classes=2") == "mpfedcon"
 
 

@@ -36,8 +36,7 @@ def test_a_row_of_unlike_runs_is_named_in_one_line(tmp_path, no_figures, what):
     assert "moon" not in line
     results.keep(find([tmp_path / "runs"]), tmp_path / "results", "kept")
     results_pages.write_results_pages(tmp_path)
-    named = line.replace("fedavg", "FedAvg")
-    assert named in (tmp_path / "docs" / "results" / "kept.md").read_text().splitlines()
+    assert line.replace("fedavg", "FedAvg") in (tmp_path / "docs" / "results" / "kept.md").read_text().splitlines()
 
 
 def test_runs_that_differ_in_their_seed_alone_are_not_named(tmp_path):

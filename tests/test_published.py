@@ -58,8 +58,7 @@ def test_a_column_by_hand(tmp_path):
     assert rho == pytest.approx(1 - 6 * sum((place - i) ** 2 for i, place in enumerate(places)) / (3 * 8))
     # fedvarp is empty and named, and so is every other data set. No run evaluated training images.
     assert math.isnan(cells.loc["fedvarp", "ours"])
-    missing = tables.missing_line(comparison)
-    no_run, silent = missing.split("3 have a run without this number: ")
+    no_run, silent = tables.missing_line(comparison).split("3 have a run without this number: ")
     assert no_run.startswith("Of the paper's 144 cells 138 have no run here: ")
     assert "SVHN bernoulli test_accuracy (fedvarp, fedhyper, fedppo)" in no_run
     assert "CIFAR10 cyclic test_accuracy (all)" in no_run

@@ -113,8 +113,7 @@ def test_a_client_that_kills_its_worker_fails_alone(tmp_path, monkeypatch, capsy
     use_worker(Fragile)
     monkeypatch.setattr(contrafed.engines.ray, "MIN_BATCH_SECONDS", least)
     asked = ("strategy=fedavg", "participation=full", "engine=ray", "engine.workers=2", "eval_every=1000", "num_rounds=2")
-    summary = run(config_of(*TINY_RUN, *asked, f"output_dir={tmp_path / 'run'}"))
-    assert summary["failures"] == 2
+    assert run(config_of(*TINY_RUN, *asked, f"output_dir={tmp_path / 'run'}"))["failures"] == 2
     metrics = (tmp_path / "run" / "metrics.csv").read_text()
     for server_round in (1, 2):
         assert f"{server_round},global,system,participants,6\n" in metrics

@@ -63,8 +63,7 @@ def test_a_run_whose_ray_was_killed_ends_in_one_line_and_resumes(tmp_path, local
     assert "\n" not in str(stopped.value)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
     assert worker._global_node is None  # the next run starts another
-    summary = run(compose(*overrides, "resume=latest"), unique=False)
-    assert summary["resumed_from"].endswith(("000001", "000002"))
+    assert run(compose(*overrides, "resume=latest"), unique=False)["resumed_from"].endswith(("000001", "000002"))
     model, metrics, clients = local_runs("fedcrl")[1:]
     assert (tmp_path / "run" / "metrics.csv").read_bytes() == metrics
     assert (tmp_path / "run" / "clients.csv").read_bytes() == clients

@@ -3,16 +3,15 @@
 import gzip
 import json
 import sys
-from pathlib import Path
 
 import pytest
 from helpers import slow
+from messages import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
 
-import compositions  # noqa: E402
-import record  # noqa: E402
+import compositions
+import record
 
 DIGESTS = json.loads((ROOT / "tests" / "compositions.json").read_text(encoding="utf-8"))
 GROUPS = sorted({name.partition("=")[0] for name in DIGESTS["choices"]})

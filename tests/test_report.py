@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from matplotlib import image
+from messages import ROOT
 from reported import method, write_run
 
 from contrafed import report_command
@@ -17,8 +18,6 @@ from contrafed.report import figures, pages, results, results_pages, tables
 from contrafed.report.groups import find_varied_keys, group_runs, usable
 from contrafed.report.pages import leave
 from contrafed.report.runs import find, read
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture
@@ -113,8 +112,7 @@ def test_tables_and_figures_of_a_folder(sweep, capsys):
     status, out, _ = answer(capsys, sweep, "--title", "a sweep")
     assert status == 0
     assert "| moon | cyclic | 2 |" in out
-    written = {path.stem for path in (sweep / "report").iterdir()}
-    assert written == {"runs", "methods", "differences", "accuracy"}
+    assert {path.stem for path in (sweep / "report").iterdir()} == {"runs", "methods", "differences", "accuracy"}
     assert image.imread(sweep / "report" / "accuracy.png").std() > 0.05
     assert (sweep / "report" / "accuracy.pdf").read_bytes().startswith(b"%PDF")
     again = (sweep / "report" / "accuracy.pdf").read_bytes()

@@ -250,8 +250,7 @@ def test_models_are_saved_as_safetensors(tmp_path):
 
 def ink(path):
     """Return the share of pixels that are not white."""
-    pixels = image.imread(path)[..., :3]
-    return float((pixels < 0.98).any(-1).mean())
+    return float((image.imread(path)[..., :3] < 0.98).any(-1).mean())
 
 
 @pytest.mark.parametrize(("clients", "classes"), [(1, 2), (10, 10), (1000, 200)])
@@ -370,8 +369,7 @@ def test_importing_is_light():
 
 
 def test_the_last_lines_of_a_run(tmp_path, capsys):
-    recorder = record(tmp_path / "run")
-    print_summary(recorder.finish("finished", {"seconds": 6.0}), "some/folder")
+    print_summary(record(tmp_path / "run").finish("finished", {"seconds": 6.0}), "some/folder")
     out = capsys.readouterr().out
     assert "accuracy: final 50.00%, best 60.00%, mean of the best five 50.00%" in out
     assert "3 rounds in 6.0 s (2.000 s a round)" in out

@@ -164,7 +164,7 @@ def moon_on_digits(weights):
     ("rule", "neutral"),
     [
         ("fedau", {}),
-        ("pmfl", {"history_size": 0}),
+        slow("pmfl", {"history_size": 0}),
         slow("pmfl", {"history_size": 0, "normalize": "participants"}),
         slow("pmfl", {"history_size": 0, "normalize": "weights"}),
         ("pmfl", {"history_size": 0, "adaptive_weights": False}),

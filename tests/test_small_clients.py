@@ -37,8 +37,7 @@ def test_moving_is_refused_when_nobody_has_enough(expect_error):
 
 def test_natural_clients_get_nothing_that_others_wrote():
     owner = np.repeat([0, 1, 2], [1997, 2, 1])
-    part = make("natural", clients=3, data=data_of(owner=owner))
-    assert sorted(part.sizes.tolist()) == [0, 0, 1997]
+    assert sorted(make("natural", clients=3, data=data_of(owner=owner)).sizes.tolist()) == [0, 0, 1997]
 
 
 @pytest.mark.parametrize(("name", "each"), [("pathological", 2), ("lognormal", 3)])

@@ -200,8 +200,7 @@ def test_every_experiment_composes(experiment, every):
 
 def test_what_is_no_axis_of_the_grid_changes_its_setting():
     asked = ["experiment=fedrcl/table5", "strategy.server=fedadam", "strategy=fedrcl", "seed=3", "strategy.local.lr=0.5"]
-    run = check_overrides(*rename_arguments(asked))
-    assert run.composed["changed"] == ["strategy.local.lr=0.5"]
+    assert check_overrides(*rename_arguments(asked)).composed["changed"] == ["strategy.local.lr=0.5"]
 
 
 @pytest.mark.slow

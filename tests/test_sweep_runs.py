@@ -263,6 +263,7 @@ def test_two_processes_do_not_run_one_job(call_command):
     assert (empty.status, empty.err) == (2, "error: shard=2/2: the sweep has only 1 jobs\n")
 
 
+@pytest.mark.slow
 def test_two_processes_do_not_run_one_job_that_cannot_go_on(call_command):
     """Secret noise must not be drawn twice."""
     asked = ("experiment=digits", *DIGITS_SWEEP[2:], "seed=0", "privacy=local")

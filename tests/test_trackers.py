@@ -25,8 +25,7 @@ SMALL_RUN = (*TINY_RUN, "num_rounds=2", "participation=full", "engine=local", "s
 
 def run_tracked(folder, *overrides):
     """Run with a tracker, and return the rows of its metrics.csv as (name, round) -> value."""
-    summary = run(config_of(*SMALL_RUN, f"output_dir={folder}", *overrides))
-    assert summary["status"] == "finished"
+    assert run(config_of(*SMALL_RUN, f"output_dir={folder}", *overrides))["status"] == "finished"
     rows = read_rows(folder / "metrics.csv")
     return {(f"{r['scope']}/{r['split']}/{r['metric']}", int(r["round"])): float(r["value"]) for r in rows}
 

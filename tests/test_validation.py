@@ -54,8 +54,7 @@ def test_a_clients_validation_part_comes_from_its_training_part_and_moves_nothin
     _, without, _ = tiny_workspace(f"partition={partition}")
     cut, whole = with_it.federation.partition, without.federation.partition
     for client in range(cut.num_clients):
-        parts = np.concatenate([cut.train(client), cut.validation(client)])
-        assert sorted(parts) == sorted(whole.train(client))
+        assert sorted(np.concatenate([cut.train(client), cut.validation(client)])) == sorted(whole.train(client))
         assert (cut.test(client) == whole.test(client)).all()
     assert 0 < cut.validation_sizes.sum() <= 0.21 * whole.sizes.sum()
     assert not whole.validation_sizes.any()
@@ -88,8 +87,7 @@ def test_a_folders_val_is_validation_data(tmp_path):
     data = load("folder", tmp_path)
     assert describe_loaded(data).endswith("8 train, 4 test, 6 validation")
     assert data.warnings == ()
-    merged = load("folder", tmp_path, merge_splits="true")
-    assert describe_loaded(merged).endswith("18 train, 0 test")
+    assert describe_loaded(load("folder", tmp_path, merge_splits="true")).endswith("18 train, 0 test")
 
 
 def test_best_is_selected_by_the_validation_accuracy():

@@ -87,8 +87,7 @@ def test_values_are_standardised_by_the_training_part(write):
     torch.testing.assert_close(found.std(0, correction=0), torch.ones(7), atol=1e-5, rtol=0)
     x = ARRAYS["signals"].copy()
     x[:, 2] = 5  # a constant channel is not divided by zero
-    signals = workspace_of(config_for("signals", write(x=x, split=split)))
-    means = signals.images(train).mean((0, 2))
+    means = workspace_of(config_for("signals", write(x=x, split=split))).images(train).mean((0, 2))
     torch.testing.assert_close(means, torch.zeros(4), atol=1e-5, rtol=0)
 
 
@@ -146,8 +145,7 @@ def test_images_are_still_images_and_a_kind_may_be_named(write):
 
 @pytest.mark.parametrize("inputs", ["features", "signals"])
 def test_uci_har_is_read_as_published(tmp_path, inputs):
-    counts = {"train": 8, "test": 4}
-    for split, count in counts.items():
+    for split, count in {"train": 8, "test": 4}.items():
         folder = tmp_path / split / "Inertial Signals"
         folder.mkdir(parents=True)
         np.savetxt(tmp_path / split / f"y_{split}.txt", np.arange(count) % 6 + 1, fmt="%d")

@@ -2,7 +2,6 @@
 
 import csv
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 from flwr.app import Context, Message, RecordDict
@@ -18,7 +17,6 @@ from contrafed.engines.worker import identify
 from contrafed.runs.server_app import serve
 from contrafed.runs.setup import compose_deployed_run
 
-ROOT = Path(__file__).resolve().parent.parent
 RUN = 4242
 SMALL_RUN = (
     "num_clients=3", "num_rounds=3", "eval_every=1", "participation=full", "model=mlp", "model.hidden=[12]",

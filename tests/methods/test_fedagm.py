@@ -10,8 +10,7 @@ def test_by_hand():
     models, sent = path(strategy, [1, 1, 1])
     assert models == [1, 2.5, 4.25]
     assert sent[:2] == [1.5, 3.25]
-    evaluated = strategy.broadcast_for_evaluation({"w": torch.tensor([4.25])})
-    assert evaluated["model/w"].item() == 4.25
+    assert strategy.broadcast_for_evaluation({"w": torch.tensor([4.25])})["model/w"].item() == 4.25
 
 
 def test_the_model_moves_by_the_momentum():

@@ -32,8 +32,7 @@ def test_interval_weights_by_hand():
 def test_interval_weights_approach_one_over_p():
     # Every fourth round: omega -> 4.
     assert weights_along([0, 0, 0, 1] * 50, 50, True)[-1] == pytest.approx(4)
-    rng = np.random.default_rng(0)
-    path = rng.random(40_000) < 0.1
+    path = np.random.default_rng(0).random(40_000) < 0.1
     # (1 - (1 - p)^C) / p = 9.9485 for p = 0.1, C = 50
     assert weights_along(path, 50, False)[-1] == pytest.approx(9.9485, rel=0.03)
 

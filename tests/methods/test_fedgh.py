@@ -33,8 +33,7 @@ def test_prototypes_are_steps_one_after_another_in_order_of_client_and_class():
     first = train_head([([[1.0, 0.0], [0.0, 1.0]], [1.0, 0.0])], [[0.0, 0.0], [0.0, 0.0]])
     then = train_head([([[1.0, 0.0], [0.0, 1.0]], [0.0, 1.0])], first.tolist())
     torch.testing.assert_close(one, then, rtol=1e-12, atol=1e-12)
-    together = train_head(both, [[0.0, 0.0], [0.0, 0.0]], batch=2)
-    assert together.tolist() == [[0.25, -0.25], [-0.25, 0.25]]
+    assert train_head(both, [[0.0, 0.0], [0.0, 0.0]], batch=2).tolist() == [[0.25, -0.25], [-0.25, 0.25]]
 
 
 def test_nothing_present_and_a_rate_of_zero_leave_the_head():
@@ -46,8 +45,7 @@ def test_nothing_present_and_a_rate_of_zero_leave_the_head():
 
 
 def test_no_body_tensor_crosses_and_the_overhead_is_the_papers():
-    config = config_of("strategy=fedgh", "model=cnn", "dataset=digits")
-    workspace = workspace_of(config)
+    workspace = workspace_of(config_of("strategy=fedgh", "model=cnn", "dataset=digits"))
     down, up = workspace.client_class.message_spec(workspace.model, workspace.config)
     assert set(down) == {"model/classifier.weight", "model/classifier.bias"}
     assert set(up) == {"proto/mean", "proto/count"}

@@ -63,8 +63,7 @@ def test_a_duplicate_shares_its_weight_and_small_shares_are_cut():
     assert other > 0.01
     far = shares([[[0.0]], [[60.0]]], [1.0, 1.0])[0]  # 1/3602 < 0.001
     assert far.tolist() == [1.0, 0.0]
-    kept = shares([[[0.0]], [[60.0]]], [1.0, 1.0], cut=0.0)[0]
-    assert kept[1] == pytest.approx(1 / 3602, rel=1e-4)
+    assert shares([[[0.0]], [[60.0]]], [1.0, 1.0], cut=0.0)[0][1] == pytest.approx(1 / 3602, rel=1e-4)
     assert shares([[[1.0]]] * 3, [0.5] * 3, cut=0.4) == [None] * 3  # a third each, so that nothing is left
 
 
@@ -87,8 +86,7 @@ def test_a_mixture_without_its_own_head_is_found():
     """SciPy before 1.16 leaves out client 0 instead, at an objective of 0.0032."""
     h, v = [1.932564586512591, 2.028442932647297, 1.8196094584315552], [3.76920e-4, 2.72945e-4, 2.960968e-3]
     away = np.array(h) - h[2]
-    found = simplex_minimum(np.diag(v) + np.outer(away, away))
-    assert found == pytest.approx([0.1839, 0, 0.8161], abs=1e-4)
+    assert simplex_minimum(np.diag(v) + np.outer(away, away)) == pytest.approx([0.1839, 0, 0.8161], abs=1e-4)
 
 
 def test_a_solver_that_gives_up_leaves_the_client_its_own_head(monkeypatch):

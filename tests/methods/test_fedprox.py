@@ -9,8 +9,7 @@ from step import loss_of
 
 def test_step_by_hand():
     """w = 3, W = 1, g = 0.5, mu = 0.1, eta = 0.1: 3 - 0.1 (0.5 + 0.1 * 2) = 2.93."""
-    client = client_of("fedprox", proximal_weight=0.1)
-    losses, w = loss_of(client, [3.0, 1.0], [1.0, 1.0], {})
+    losses, w = loss_of(client_of("fedprox", proximal_weight=0.1), [3.0, 1.0], [1.0, 1.0], {})
     (gradient,) = torch.autograd.grad(losses["loss"] - losses["task"], w)
     assert (3 - 0.1 * (0.5 + gradient[0, 0])).item() == pytest.approx(2.93)
 

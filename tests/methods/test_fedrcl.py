@@ -226,8 +226,7 @@ def test_with_two_views_and_labels_every_view_of_the_class_is_a_positive():
 
 
 def test_the_second_view_moves_no_draw_and_needs_augmentation():
-    config = config_of("strategy=fedcl", "num_clients=4", "model=mlp")
-    workspace = workspace_of(config)
+    workspace = workspace_of(config_of("strategy=fedcl", "num_clients=4", "model=mlp"))
     stack = ClientStack([2], [workspace.federation.partition.train(2)], 3, {}, {}, {})
     batches = Batches.draw(workspace, workspace.config.local, stack, "batches")
     first = batches.augmented.clone()

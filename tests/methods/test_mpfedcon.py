@@ -59,6 +59,7 @@ def test_the_body_phase_may_move_the_whole_model():
         assert moved
 
 
+@pytest.mark.slow
 def test_of_the_frozen_model_the_head_may_be_the_new_one():
     """It makes no difference without a head phase, and a difference with one."""
     for epochs, equal in ((0, True), (1, False)):

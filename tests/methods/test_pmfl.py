@@ -73,8 +73,7 @@ def test_threshold_readings_differ_as_they_should():
 
 def test_first_round_falls_back_to_the_literal_threshold():
     memory = pmfl_memory([angle(0.9), angle(0.2)], previous=[0.0, 1.0], rounds=0)
-    client = client_of("pmfl", buffer_size=2)
-    losses, _ = loss_of(client, [1.0, 0.0], [1.0, 0.0], memory)
+    losses, _ = loss_of(client_of("pmfl", buffer_size=2), [1.0, 0.0], [1.0, 0.0], memory)
     assert losses["contrast"].item() == pytest.approx(0.703408, abs=5e-7)
 
 
