@@ -105,8 +105,7 @@ class FederatedStrategy(Strategy):
         self.max_norm, self.min_replies, self.privacy, self.aggregation = max_norm, min_replies, privacy, aggregation
         self.norm_limit, self.num_local_steps = norm_limit or NormLimit(None), num_local_steps or (lambda examples: 1)
         self.time = None if clock is None else SimulatedTime(clock, self, participation)
-        self.state: dict[str, Any] = {}
-        self.model: Tensors = {}
+        self.state, self.model = dict[str, Any](), Tensors()
         self.round = Round(0, np.zeros(0, dtype=np.int64))
         # Called with a round's valid replies after aggregation. May write to ``self.round``.
         self.on_aggregated: Callable[[Replies], None] | None = None
