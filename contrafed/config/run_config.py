@@ -119,15 +119,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     """
     import contrafed.data.checks
     import contrafed.data.images
-    from contrafed.config.validate import (
-        check_attack,
-        check_classes,
-        check_lateness,
-        check_mean,
-        check_participation,
-        check_privacy,
-        check_schedule,
-    )
+    from contrafed.config import validate
     from contrafed.data.clock import check_clock
     from contrafed.data.participation import pattern_class_of
     from contrafed.server.base import strategy_class_of
@@ -159,17 +151,17 @@ def resolve(composed: Mapping[str, Any]) -> Run:
         f"strategy.server={server.name}: {strategy_class.__name__}.check", str(server.module.__file__)
     ):
         strategy_class.check(server.config, client.strategy, participation)
-    check_classes(client.strategy, server)
-    check_participation(participation, top.num_trained, top.seed_of_federation)
+    validate.check_classes(client.strategy, server)
+    validate.check_participation(participation, top.num_trained, top.seed_of_federation)
     check_clock(chosen["clock"], top.num_trained, top.seed_of_federation)
-    check_lateness(participation, chosen["clock"], client.strategy, server)
-    check_privacy(chosen["privacy"], server, participation)
-    check_schedule(chosen, server, top)
+    validate.check_lateness(participation, chosen["clock"], client.strategy, server)
+    validate.check_privacy(chosen["privacy"], server, participation)
+    validate.check_schedule(chosen, server, top)
     if isinstance(chosen["privacy"].config, central.Config):
         limits = chosen["engine"].config
         check_rejections(limits.max_norm, limits.max_norm_ratio, top.min_replies, top.on_divergence)
-    check_mean(chosen["aggregation"], server, chosen["privacy"])
-    check_attack(chosen["attack"], client, top.num_trained)
+    validate.check_mean(chosen["aggregation"], server, chosen["privacy"])
+    validate.check_attack(chosen["attack"], client, top.num_trained)
     check_log(top.log, client.strategy, server, participation, chosen["privacy"])
     personal = top.evaluate_after == "local_training" or client_class_of(client.strategy).is_personal(client.strategy.config)
     personal = personal or client.model.values.get("buffers") == "local"

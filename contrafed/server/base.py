@@ -91,24 +91,21 @@ class FederatedStrategy(Strategy):
             aggregation: Replaces a mean of replies.
             clock: The clients' speeds, None without simulated time.
         """
-        self.config, self.client_config, self.client_class = config, client_config, client_class
+        self.config, self.client_config, self.client_class, self.population = config, client_config, client_class, population
         self.broadcast_spec, self.upload_spec = client_class.message_spec(model, client_config)
-        self.buffers = getattr(model, "buffer_names", frozenset())
+        self.buffers, self.after_training = getattr(model, "buffer_names", frozenset()), after_training
         self.shared_names = [
             n.removeprefix("model/") for n in self.broadcast_spec if n.startswith("model/") and n[6:] not in self.buffers
         ]
-        self.after_training = after_training
         local_buffers = getattr(model, "buffers_are", "") == "local"
         self.personal = after_training or client_class.is_personal(client_config) or local_buffers
         names = {name for name, _ in model.named_parameters()} | self.buffers
         self.has_global_model = self.has_global_model and all(f"model/{name}" in self.broadcast_spec for name in names)
-        self.population, self.participation = population, participation
-        self.settings, self.num_rounds, self.seed = settings, num_rounds, seed
+        self.participation, self.settings, self.num_rounds, self.seed = participation, settings, num_rounds, seed
         self.max_norm, self.min_replies, self.privacy, self.aggregation = max_norm, min_replies, privacy, aggregation
         self.norm_limit, self.num_local_steps = norm_limit or NormLimit(None), num_local_steps or (lambda examples: 1)
         self.time = None if clock is None else SimulatedTime(clock, self, participation)
-        self.state: dict[str, Any] = {}
-        self.model: Tensors = {}
+        self.state, self.model = dict[str, Any](), Tensors()
         self.round = Round(0, np.zeros(0, dtype=np.int64))
         # Called with a round's valid replies after aggregation. May write to ``self.round``.
         self.on_aggregated: Callable[[Replies], None] | None = None
