@@ -209,7 +209,7 @@ def check_template(problem: Problem) -> Fault | None:
 
 
 def check_direction(problem: Problem) -> Fault | None:
-    """Training does not raise the cross-entropy of a client's examples. The direction of its update says so."""
+    """Training does not raise the cross-entropy of a client's examples. It compares the update with the gradient."""
     model, received = problem.workspace.model, problem.received[0]
     sent = problem.update([0])[0].tensors
     leaves = {name: value.clone() for name, value in model.tensors().items()}
