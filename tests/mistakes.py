@@ -134,13 +134,10 @@ MISTAKES = [
         "client",
         loss(TASK, "task = task * float(np.random.default_rng().uniform(1, 2))  # HERE", SUM),
         REPEAT,
-        False,
     ),
     Mistake("a branch on a tensor", "client", loss(TASK, "if task > 1:  # HERE", "    task = 2 * task", SUM), STACK),
     Mistake("a number of a tensor", "client", loss(TASK, "task = task * (1 + 0 * task.item())  # HERE", SUM), STACK),
-    Mistake(
-        "a mean with padding", "client", loss("task = F.cross_entropy(features.logits, batch.y)  # HERE", SUM), STACK, False
-    ),
+    Mistake("a mean with padding", "client", loss("task = F.cross_entropy(features.logits, batch.y)  # HERE", SUM), STACK),
     Mistake(
         "padding as negatives",
         "client",
@@ -203,7 +200,6 @@ MISTAKES = [
         "client",
         loss(TASK, "task = task * (1 + self.model.classifier.weight.square().sum())  # HERE", SUM),
         TEMPLATE,
-        False,
     ),
     Mistake(
         "a loss with another name", "client", loss(TASK, 'return {"loss": task, "other": task.detach()}  # HERE'), WORK, False
@@ -228,10 +224,9 @@ MISTAKES = [
         "model",
         net("self.more = [nn.Linear(4, 4)]  # HERE", "x = x + self.more[0].bias.sum()"),
         PARTS,
-        False,
     ),
-    Mistake("a layer that is never used", "model", net("self.third = nn.Linear(4, 4)  # HERE"), PARTS, False),
-    Mistake("means over the batch", "model", net(forward="x = x - x.mean(0)  # HERE"), EXAMPLES, False),
+    Mistake("a layer that is never used", "model", net("self.third = nn.Linear(4, 4)  # HERE"), PARTS),
+    Mistake("means over the batch", "model", net(forward="x = x - x.mean(0)  # HERE"), EXAMPLES),
     Mistake(
         "parameters that were stored before",
         "model",
@@ -256,7 +251,13 @@ MISTAKES = [
         ROUNDS,
         False,
     ),
-    Mistake("a loss of the wrong sign", "client", loss(TASK, 'return {"loss": -task, "extra": task.detach()}  # HERE'), ""),
+    Mistake(
+        "a loss of the wrong sign",
+        "client",
+        loss(TASK, 'return {"loss": -task, "extra": task.detach()}  # HERE'),
+        "training lowers",
+        False,
+    ),
     Mistake(
         "a term without a gradient",
         "client",

@@ -193,12 +193,25 @@ def failures_by_round(folder):
     return {int(row["round"]): int(row["value"]) for row in read_rows(folder / "metrics.csv") if row["metric"] == "failures"}
 
 
+BATCHNORM = "model=cnn_bn model.channels=[3] model.kernel=3 model.hidden=[8] strategy.local.last_batch=merge"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["pmfl", "fedcrl"])
-def test_devices_equal_the_local_engine_bit_for_bit(tmp_path, federation, name):
-    with federation.running(f"strategy={name} {' '.join(SMALL_RUN)} output_dir={tmp_path}/devices"):
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "strategy=pmfl",
+        "strategy=fedcrl",
+        f"strategy=fedavg eval_clients=true {BATCHNORM} model.buffers=average",
+        f"strategy=fedavg eval_clients=true {BATCHNORM} model.buffers=local",
+        "strategy=fedper partition.feature_shift.kind=rotation",
+    ],
+)
+def test_devices_equal_the_local_engine_bit_for_bit(tmp_path, federation, asked):
+    small = [key for key in SMALL_RUN if not (key.startswith("model") and "model=" in asked)]
+    with federation.running(f"{asked} {' '.join(small)} output_dir={tmp_path}/devices"):
         assert wait_for_summary(tmp_path / "devices")["status"] == "finished"
-    assert run(config_of(f"strategy={name}", *SMALL_RUN, f"output_dir={tmp_path}/local"))["failures"] == 0
+    assert run(config_of(*asked.split(), *small, f"output_dir={tmp_path}/local"))["failures"] == 0
     assert same(*(load_file(tmp_path / f / "model.safetensors") for f in ("devices", "local")))
     for log in ("metrics.csv", "clients.csv"):
         assert (tmp_path / "devices" / log).read_bytes() == (tmp_path / "local" / log).read_bytes()

@@ -66,6 +66,7 @@ def nan_pixel():
         ({**GOOD_IMAGES, "split": np.full(20, 2)}, {}),
         ({**GOOD_IMAGES, "split": np.array(["train"] * 20)}, {}),
         ({**GOOD_IMAGES, "splits": np.zeros(20)}, {}),
+        ({**GOOD_IMAGES, "owner": np.full(20, np.nan)}, {}),
         ({**GOOD_IMAGES, "split": np.zeros((20, 1))}, {}),
         ({**GOOD_IMAGES, "split": np.zeros(19)}, {}),
         ({**GOOD_IMAGES, "split": np.ones(20)}, {}),

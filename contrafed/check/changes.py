@@ -11,11 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from contrafed.check.fault import Fault, find_difference, loss_line, own_class, results_of
+from contrafed.check.fault import Fault, Skipped, find_difference, loss_line, own_class, results_of
+from contrafed.check.first_difference import first_difference, line_of_attribute
 from contrafed.check.lines import first_change, place_of
 from contrafed.check.problem import Problem, copy_tensors, run_rounds
 from contrafed.core.tensors import Tensors
 from contrafed.training.base import Client
+
+MAX_COSINE = 0.5  # between an update and the gradient of the cross-entropy
 
 
 def check_copies(problem: Problem) -> Fault | None:
@@ -183,18 +186,47 @@ def check_evaluation(problem: Problem) -> Fault | None:
 
 def check_template(problem: Problem) -> Fault | None:
     """A loss computes with its ``params``, not with the parameters of ``self.model``, which are only a template."""
-    plain, tensors = results_of(problem, [0])[0], problem.workspace.model.tensors()
+    tensors = problem.workspace.model.tensors()
     before = copy_tensors(tensors)
-    try:
-        for value in tensors.values():
-            value.mul_(0.9).add_(0.01)
-        other = results_of(problem, [0])[0]
-    finally:
-        for name, value in before.items():
-            tensors[name].copy_(value)
+
+    def with_another_template(call: Callable[[], Any]) -> Any:
+        try:
+            for value in tensors.values():
+                value.mul_(0.9).add_(0.01)
+            return call()
+        finally:
+            for name, value in before.items():
+                tensors[name].copy_(value)
+
+    plain, other = results_of(problem, [0])[0], with_another_template(lambda: results_of(problem, [0])[0])
     if name := find_difference(plain, other):
         fix = "the tensors of params, such as params['classifier.weight'], and self.forward(params, batch)"
-        return Fault(f"{name} depends on the parameters of self.model, which never train", fix, loss_line(problem))
+        work = lambda: problem.update([0])  # noqa: E731
+        sides = (work, lambda value: value), (lambda: with_another_template(work), lambda value: value)
+        line = first_difference(problem.author, *sides) or loss_line(problem)
+        return Fault(f"{name} depends on the parameters of self.model, which never train", fix, line)
+    return None
+
+
+def check_direction(problem: Problem) -> Fault | None:
+    """Training does not raise the cross-entropy of a client's examples. It compares the update with the gradient."""
+    model, received = problem.workspace.model, problem.received[0]
+    sent = problem.update([0])[0].tensors
+    leaves = {name: value.clone() for name, value in model.tensors().items()}
+    leaves |= {name: received[f"model/{name}"].clone() for name in leaves if f"model/{name}" in received}
+    moved = [
+        name for name in leaves if f"model/{name}" in received and f"model/{name}" in sent and name not in model.buffer_names
+    ]
+    if not moved:
+        raise Skipped("the upload is no model")
+    for name in moved:
+        leaves[name].requires_grad_()
+    with model.holding(leaves):
+        loss = nn.functional.cross_entropy(model(problem.images).logits, problem.labels)
+    uphill = torch.autograd.grad(loss, [leaves[name] for name in moved], allow_unused=True, materialize_grads=True)
+    steps = torch.cat([(sent[f"model/{name}"] - received[f"model/{name}"]).flatten() for name in moved]).to(loss.dtype)
+    if torch.cosine_similarity(steps, torch.cat([each.flatten() for each in uphill]), dim=0) > MAX_COSINE:
+        return Fault("training raises the cross-entropy of a client's examples", "a loss of the other sign", loss_line(problem))
     return None
 
 
@@ -208,7 +240,9 @@ def check_parameters(problem: Problem) -> Fault | None:
                 where = f"{name + '.' if name else ''}{key}"
                 fix = "nn.ModuleList, nn.ModuleDict or nn.ParameterList"
                 return Fault(
-                    f"{where} hides layers in a {type(value).__name__}, so that they never train", fix, place_of(type(layer))
+                    f"{where} hides layers in a {type(value).__name__}, so that they never train",
+                    fix,
+                    line_of_attribute(type(layer), key),
                 )
     buffers = model.buffer_names
     leaves: Tensors = {name: value.clone().requires_grad_(name not in buffers) for name, value in model.tensors().items()}
@@ -221,5 +255,19 @@ def check_parameters(problem: Problem) -> Fault | None:
     unused = [name for name, found in zip(trained, grads, strict=True) if found is None]
     if unused:
         fix = "its use in the forward pass, or leave the layer out"
-        return Fault(f"{unused[0]} has no influence on the network's output, and is sent in every round", fix, own_class(model))
+        return Fault(
+            f"{unused[0]} has no influence on the network's output, and is sent in every round",
+            fix,
+            unused_line(model, unused[0]),
+        )
     return None
+
+
+def unused_line(model: nn.Module, name: str) -> str:
+    """Return the author's line that sets a layer of an own class, else the place of the first own class."""
+    path = name.split(".")
+    for end in range(len(path) - 1, -1, -1):
+        kind = type(model.get_submodule(".".join(path[:end])))
+        if kind.__module__.split(".")[0] not in ("torch", "torchvision", "contrafed"):
+            return line_of_attribute(kind, path[end])
+    return own_class(model)

@@ -23,6 +23,7 @@ CHECKS: dict[str, Check] = {
     "an evaluation changes no state": changes.check_evaluation,
     "a loss computes with its params": changes.check_template,
     "every parameter takes part": changes.check_parameters,
+    "training lowers the cross-entropy": changes.check_direction,
 }
 
 

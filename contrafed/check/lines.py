@@ -20,6 +20,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 TOOLS = tuple(
     PACKAGE / room for room in ("core", "data", "training", "client_app", "server", "engines", "config", "runs", "check")
 )
+LIBRARY = Path(inspect.__file__).parent  # Python's own
 
 
 class Author:
@@ -56,7 +57,7 @@ def _file_of(part: Any) -> str:
 
 
 def _is_foreign(path: Path) -> bool:
-    return "site-packages" in path.parts or any(path.is_relative_to(tool) for tool in TOOLS)
+    return "site-packages" in path.parts or any(path.is_relative_to(tool) for tool in (*TOOLS, LIBRARY))
 
 
 def first_change(author: Author, probe: Callable[[], Any], call: Callable[[], Any]) -> str:

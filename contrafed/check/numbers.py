@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from contrafed.check.fault import Fault, Skipped, find_difference, loss_line, results_of
+from contrafed.check.first_difference import first_difference
 from contrafed.check.lines import anomalous_line, place_of
 from contrafed.check.problem import Problem, run_rounds
 from contrafed.training.batches import Batch, Batches
@@ -46,8 +47,9 @@ def check_repeats(problem: Problem) -> Fault | None:
     """Two calls with the same input give the same output."""
     first, second = (results_of(problem, [0])[0] for _ in range(2))
     if name := find_difference(first, second):
-        fix = "draws by contrafed.core.randomness, and state only in stack.state"
-        return Fault(f"two calls with the same input differ in {name}", fix, loss_line(problem))
+        fix, side = "draws by contrafed.core.randomness, and state only in stack.state", (lambda: problem.update([0]), whole)
+        line = first_difference(problem.author, side, side) or loss_line(problem)
+        return Fault(f"two calls with the same input differ in {name}", fix, line)
     return None
 
 
@@ -63,8 +65,24 @@ def check_stack(problem: Problem) -> Fault | None:
     for client, (one, other) in enumerate(zip(alone, stacked, strict=True)):
         if name := find_difference(one, other):
             fix = "a loss of one client that depends on its batch alone, with means over batch.mask, without float32 constants"
-            return Fault(f"client {client} alone and in a stack differ in {name}", fix, loss_line(problem))
+            line = stack_line(problem, client)
+            return Fault(f"client {client} alone and in a stack differ in {name}", fix, line or loss_line(problem))
     return None
+
+
+def whole(value: Tensor) -> Tensor:
+    """Compare whole tensors."""
+    return value
+
+
+def stack_line(problem: Problem, client: int) -> str:
+    """Return the author's first line with a number of a client that differs alone and in a stack."""
+    every, size = problem.clients, len(problem.clients)
+    return first_difference(
+        problem.author,
+        (lambda: problem.update([client]), lambda value: value.reshape(()) if value.numel() == 1 else None),
+        (lambda: problem.update(every), lambda value: value[client] if value.shape == (size,) else None),
+    )
 
 
 def check_padding(problem: Problem) -> Fault | None:
@@ -77,9 +95,23 @@ def check_padding(problem: Problem) -> Fault | None:
         raise Skipped("clients as a stack raise") from error
     for one, two in zip(plain, other, strict=True):
         if name := find_difference(one, two):
+            line = padding_line(problem)
             fix = "masked_mean or cross_entropy of contrafed.training.losses with batch.mask, and without(...) for negatives"
-            return Fault(f"padded examples change {name}", fix, loss_line(problem))
+            return Fault(f"padded examples change {name}", fix, line or loss_line(problem))
     return None
+
+
+def padding_line(problem: Problem) -> str:
+    """Return the author's first line with a number of a client that depends on padded examples."""
+
+    def pick(value: Tensor) -> Tensor | None:
+        return value if value.shape == (len(problem.clients),) else None
+
+    def noisy() -> None:
+        with padded_with_noise():
+            problem.update(problem.clients)
+
+    return first_difference(problem.author, (lambda: problem.update(problem.clients), pick), (noisy, pick))
 
 
 @contextmanager
@@ -115,7 +147,9 @@ def check_examples(problem: Problem) -> Fault | None:
     with torch.no_grad():
         together, alone = features(x), [features(x[k : k + 1]) for k in range(len(x))]
         if find_difference({"logits": together.logits}, {"logits": torch.cat([each.logits for each in alone])}):
-            layer, line = mixing_layer(problem.workspace.model, x)
+            layer, place = mixing_layer(problem.workspace.model, x)
+            first = lambda value: value[0] if value.dim() else None  # noqa: E731
+            line = first_difference(problem.author, (lambda: features(x), first), (lambda: features(x[:1]), first)) or place
             fix = "means and deviations of each image alone, or BatchNorm with running statistics"
             return Fault(f"the network mixes the images of a batch in {layer}", fix, line)
         try:

@@ -50,6 +50,11 @@ class Problem:
         """The training examples of client 0 (n, ...), as the network takes them."""
         return self.workspace.images(torch.from_numpy(self.workspace.federation.partition.train(0)))
 
+    @property
+    def labels(self) -> Tensor:
+        """The labels of these examples (n,)."""
+        return self.workspace.labels(torch.from_numpy(self.workspace.federation.partition.train(0)))
+
     def open(self, which: Sequence[int], kind: type[Client] | None = None) -> Client:
         """Return these clients as a stack, with copies of their states."""
         states = [copy_tensors(self.states[client]) for client in which]

@@ -47,32 +47,8 @@ def load(config: Config, name: str) -> ImageData:
         raise UserError(f"{path} is no readable npz file but a folder, which dataset=folder takes")
     if path.is_file() and not zipfile.is_zipfile(path):
         raise UserError(f"{path} is no readable npz file but something else, or cut; numpy.savez(FILE, x=, y=) writes one")
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            missing = [key for key in ("x", "y") if key not in file]
-            if missing:
-                held = ", ".join(file.files) or "nothing"
-                raise UserError(f"{path} has no array '{missing[0]}'; it holds: {held}. Fix: save x= and y=")
-            spare = [key for key in file.files if key not in ARRAYS]
-            if other := [key for key in spare if nearest(key, ARRAYS)]:
-                raise UserError(f"{path}: {unknown('array', other[0], ARRAYS)}")
-            x, y = file["x"], file["y"]
-            split, owner = file.get("split"), file.get("owner")
-    except FileNotFoundError:
-        raise UserError(f"dataset.path: there is no file {path}") from None
-    except UserError:
-        raise
-    except Exception as error:  # zip, zlib and NumPy raise many types for a damaged file
-        raise UserError(f"{path} is no readable npz file: {' '.join(str(error).split())}") from error
-    if other := [name for name, found in (("x", x), ("y", y), ("split", split), ("owner", owner)) if isinstance(found, bytes)]:
-        raise UserError(f"{path}: '{other[0]}' is no array; numpy.savez(FILE, x=, y=) writes them")
-    names: tuple[str, ...] = ()
-    if y.ndim == 1 and y.dtype.kind == "U":
-        found, y = np.unique(y, return_inverse=True)
-        names = tuple(found.tolist())
-    if y.ndim != 1 or y.dtype.kind not in "iu":
-        fix = "y.astype(int), if they are classes" if y.ndim != 2 else "y[:, 0]" if y.shape[1] == 1 else "y.argmax(1)"
-        raise UserError(f"{path}: labels y must be whole numbers (N,), got {y.dtype} {y.shape}. Fix: {fix}")
+    x, y, split, owner, spare = _read_arrays(path)
+    y, names = _number_labels(y, path)
     if config.num_classes is None:
         check_labels(y, str(path), "number them anew, or set dataset.num_classes")
     validation = None
@@ -96,6 +72,41 @@ def load(config: Config, name: str) -> ImageData:
         return make_images(_as_bytes(x, path), y, test, config.num_classes, owner, loaded, validation)
     except UserError as error:
         raise error if str(path) in str(error) else UserError(f"{path}: {error}") from None
+
+
+def _read_arrays(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None, list[str]]:
+    """Return x, y, split and owner of a file, the latter two None where it has none, and the names of its other arrays."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            missing = [key for key in ("x", "y") if key not in file]
+            if missing:
+                held = ", ".join(file.files) or "nothing"
+                raise UserError(f"{path} has no array '{missing[0]}'; it holds: {held}. Fix: save x= and y=")
+            spare = [key for key in file.files if key not in ARRAYS]
+            if other := [key for key in spare if nearest(key, ARRAYS)]:
+                raise UserError(f"{path}: {unknown('array', other[0], ARRAYS)}")
+            x, y = file["x"], file["y"]
+            split, owner = file.get("split"), file.get("owner")
+    except FileNotFoundError:
+        raise UserError(f"dataset.path: there is no file {path}") from None
+    except UserError:
+        raise
+    except Exception as error:  # zip, zlib and NumPy raise many types for a damaged file
+        raise UserError(f"{path} is no readable npz file: {' '.join(str(error).split())}") from error
+    if other := [name for name, found in (("x", x), ("y", y), ("split", split), ("owner", owner)) if isinstance(found, bytes)]:
+        raise UserError(f"{path}: '{other[0]}' is no array; numpy.savez(FILE, x=, y=) writes them")
+    return x, y, split, owner, spare
+
+
+def _number_labels(y: np.ndarray, path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return labels as numbers, and their names if they were text. Raises ``UserError`` for other labels."""
+    if y.ndim == 1 and y.dtype.kind == "U":
+        names, numbers = np.unique(y, return_inverse=True)
+        return numbers, tuple(names.tolist())
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        fix = "y.astype(int), if they are classes" if y.ndim != 2 else "y[:, 0]" if y.shape[1] == 1 else "y.argmax(1)"
+        raise UserError(f"{path}: labels y must be whole numbers (N,), got {y.dtype} {y.shape}. Fix: {fix}")
+    return y, ()
 
 
 def _check_dtype(x: np.ndarray, kind: str) -> np.ndarray:
