@@ -2,7 +2,7 @@
 
 They have an environment of their own, without Contrafed:
 
-    python3.12 -m venv peers && peers/bin/pip install blazefl==2.0.3 fluke-fl==0.8.1 torchvision tqdm
+    python3.12 -m venv peers && peers/bin/pip install blazefl==2.0.3 fluke-fl==0.8.1 pfl==0.6.0
 
 Data, network and schedule are those of ``run.py``. A client has five batches of 32, so five steps are one epoch. BlazeFL trains
 in one thread per core, fluke in one thread. ``with reused memory`` has Contrafed's allocator settings, by glibc's variables.

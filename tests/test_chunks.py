@@ -8,6 +8,7 @@ import torch
 from helpers import Schedule, config_of, run_strategy, workspace_of
 
 from contrafed.runs.notices import said_of_replies
+from contrafed.runs.run import run
 from contrafed.server import chunks
 from contrafed.server.replies import Reply
 
@@ -37,6 +38,16 @@ def test_chunks_change_sums_only_by_rounding(monkeypatch, name, changes):
     for ours, theirs in zip(whole[0], divided[0], strict=True):
         for key in ours:
             torch.testing.assert_close(ours[key], theirs[key], rtol=1e-6, atol=1e-7)
+
+
+def test_a_run_in_chunks_ends_with_its_summary_and_figures(monkeypatch, tmp_path):
+    monkeypatch.setattr(chunks, "CHUNK_CLIENTS", 2)
+    small = ("num_clients=7", "participation=full", "num_rounds=2", "model=mlp", "model.hidden=[4]", "engine=local")
+    summary = run(config_of(*small, "strategy=fedavg", "partition=sampled", "eval_every=2", f"output_dir={tmp_path}/run"))
+    assert (summary["status"], summary["rounds"], summary["failures"]) == ("finished", 2, 0)
+    rows = (tmp_path / "run" / "participants.csv").read_text().split()[1:]
+    assert rows == [f"{server_round},{client}" for server_round in (1, 2) for client in range(7)]
+    assert (tmp_path / "run" / "participation.png").stat().st_size
 
 
 def test_a_strategy_that_needs_all_replies_says_why(monkeypatch):
