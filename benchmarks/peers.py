@@ -1,8 +1,8 @@
 """Measure seconds per round of BlazeFL and fluke. ``benchmarks/run.py --peers PYTHON`` calls this file, in turns with ours.
 
-They have an environment of their own, without Contrafed:
+They have a second environment, without Contrafed:
 
-    python3.12 -m venv peers && peers/bin/pip install blazefl==2.0.3 fluke-fl==0.8.1 torchvision tqdm
+    python3.12 -m venv peers && peers/bin/pip install blazefl==2.0.3 fluke-fl==0.8.1 pfl==0.6.0
 
 Data, network and schedule are those of ``run.py``. A client has five batches of 32, so five steps are one epoch. BlazeFL trains
 in one thread per core, fluke in one thread. ``with reused memory`` has Contrafed's allocator settings, by glibc's variables.
@@ -115,12 +115,12 @@ def fluke(clients: int, rounds: int, folder: Path, method: str) -> list[float]:
     algorithm = (MOON if method == "moon" else FedAVG)(CLIENTS, splitter, settings)
     aggregate, moments = algorithm.server.aggregate, []
 
-    def timed(*arguments: Any, **more: Any) -> Any:
+    def aggregate_and_note(*arguments: Any, **more: Any) -> Any:
         out = aggregate(*arguments, **more)
         moments.append(time.perf_counter())
         return out
 
-    algorithm.server.aggregate = timed
+    algorithm.server.aggregate = aggregate_and_note
     algorithm.run(rounds, clients / CLIENTS, finalize=False)
     return moments
 

@@ -8,6 +8,7 @@ import torch
 from helpers import Schedule, config_of, run_strategy, slow, workspace_of
 
 from contrafed.runs.notices import said_of_replies
+from contrafed.runs.run import run
 from contrafed.server import chunks
 from contrafed.server.replies import Reply
 
@@ -39,6 +40,15 @@ def test_chunks_change_sums_only_by_rounding(monkeypatch, name, changes):
             torch.testing.assert_close(ours[key], theirs[key], rtol=1e-6, atol=1e-7)
 
 
+def test_a_run_in_chunks_ends_with_its_summary(monkeypatch, tmp_path):
+    monkeypatch.setattr(chunks, "CHUNK_CLIENTS", 2)
+    small = ("num_clients=7", "participation=full", "num_rounds=2", "model=mlp", "model.hidden=[4]", "engine=local")
+    summary = run(config_of(*small, "strategy=fedavg", "partition=sampled", "eval_every=2", f"output_dir={tmp_path}/run"))
+    assert (summary["status"], summary["rounds"], summary["failures"]) == ("finished", 2, 0)
+    rows = (tmp_path / "run" / "participants.csv").read_text().split()[1:]
+    assert rows == [f"{server_round},{client}" for server_round in (1, 2) for client in range(7)]
+
+
 def test_a_strategy_that_needs_all_replies_says_why(monkeypatch):
     _, strategy = run_chunked(monkeypatch, 2, "pmfl")
     assert strategy.chunks is None
@@ -54,6 +64,7 @@ def test_a_strategy_that_needs_all_replies_says_why(monkeypatch):
 )
 def test_a_strategy_that_needs_all_replies_says_what_they_take(monkeypatch, name, wanted):
     _, strategy = run_chunked(monkeypatch, 256, name)
+    strategy.participation.select = None
     assert said_of_replies(SimpleNamespace(num_trained=1000), strategy) == wanted
     assert said_of_replies(SimpleNamespace(num_trained=256), strategy) == ""
 
