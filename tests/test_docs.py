@@ -174,7 +174,7 @@ def test_the_commands_of_the_methods_pages_are_valid(monkeypatch):
         ("python main.py -m strategy=fedavg,pmfll", UserError, "did you mean 'pmfl'"),
         ("cd runs && python report.py --papr outputs/digits", AssertionError, "--papr"),
         ("flwr run . --run-config 'overrides=\"num_client=3\"'", UserError, "did you mean 'num_clients'"),
-        ("sudo flower-superlink --hosst 127.0.0.1", AssertionError, "flower-superlink refuses"),
+        ("sudo flower-superlink --hosst 127.0.0.1", AssertionError, "hosst"),
         ("ray start --hed", Exception, "--hed"),
         ("python benchmarks/long.py --engine lokal", AssertionError, "lokal"),
         ("sbatch docs/deploy/slurm.sh experiment=digits", AssertionError, "no such file"),
