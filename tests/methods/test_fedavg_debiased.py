@@ -18,7 +18,7 @@ def test_rates_by_hand():
 
 @pytest.mark.parametrize("stack_size", [1, 3])
 def test_golden_run(stack_size):
-    """Full cohorts give FedAvg's values. An empty round counts nobody."""
+    """Full cohorts give FedAvg's values. An empty round counts no client."""
     full = scalar_left("fedavg_debiased", FULL_COHORTS, stack_size=stack_size).w
     assert full == pytest.approx([2.190000, 2.343900, 2.468559, 2.569533, 2.651322], abs=1e-5)
     found = scalar_left("fedavg_debiased", PATTERN, stack_size=stack_size).w
