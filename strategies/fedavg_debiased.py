@@ -1,6 +1,7 @@
 """Debiasing FedAvg's strategy: a plain mean, and a count by which clients find out how often they participate."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ class FedAvgDebiased(FederatedStrategy):
     aggregates_empty_rounds = True
 
     @classmethod
-    def needs_individual_updates(cls, config: object) -> str:
+    def needs_individual_updates(cls, config: Any) -> str:
         """Return that only means are used."""
         return ""
 
