@@ -34,7 +34,7 @@ class FedAvgDebiasedClient(Client):
     )
     traffic = ("theta", "theta")
     upload = "delta"
-    plain_sgd_reason = "with Adam a factor on the loss is none on the rate"
+    plain_sgd_reason = "a client's rate is a factor on its loss, which Adam cancels"
     loss_names = ("task",)
 
     @classmethod

@@ -22,8 +22,8 @@ class Config:
 class AmplifiedScaffold(Scaffold):
     """Average in every round. After every P rounds set W to V + gamma (W - V), with V the model after the last such round.
 
-    c then becomes the mean of all clients' c_k, of which those of the period's participants are new. Before the first such
-    round V is the initial model. With P = 1 and gamma = 1 it is SCAFFOLD.
+    c then becomes the mean of all clients' c_k. Those of the period's participants are new. Before the first such round V is
+    the initial model. With P = 1 and gamma = 1 it is SCAFFOLD.
 
     Source: Crawshaw and Liu 2024, by the authors' code.
 

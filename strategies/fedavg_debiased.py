@@ -1,6 +1,7 @@
 """Debiasing FedAvg's strategy: a plain mean, and a count by which clients find out how often they participate."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,30 +19,31 @@ class FedAvgDebiased(FederatedStrategy):
 
     Source: Sun et al. 2025, Algorithm 1, as reviews quote it.
 
-    Deviation: the paper's cohorts have B clients, and t rounds have t B participations. Here they are counted, so that cohorts
-    may have different sizes.
+    Deviation: the paper's cohorts have B clients. Here B is the mean number of valid replies in the rounds before this one,
+    because cohorts may have different sizes and clients may fail. Before any reply it is the size of the round's cohort.
     """
 
     linear_in_updates = True
     aggregates_empty_rounds = True
 
     @classmethod
-    def needs_individual_updates(cls, config: object) -> str:
+    def needs_individual_updates(cls, config: Any) -> str:
         """Return that only means are used."""
         return ""
 
     def setup(self) -> None:
-        """Start with no participation."""
-        self.state["participations"] = 0
+        """Start without replies."""
+        self.state |= {"replies": 0, "rounds": 0}
 
     def broadcast(self, model: Tensors) -> Tensors:
-        """Return W, and the participations of all clients up to this round over the number of clients (t B / K)."""
-        count = self.state["participations"] + len(self.round.participants)
+        """Return W, and how often a client participates up to the next aggregation on average (t B / K)."""
+        rounds, replies = self.state["rounds"], self.state["replies"]
+        count = (rounds + 1) * (replies / rounds if replies else len(self.round.participants))
         return super().broadcast(model) | {"participation/mean": torch.tensor(count / self.population.num_clients_with_data)}
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """Count the round's participants, and average."""
-        self.state["participations"] += len(self.round.participants)
+        """Count the replies, and average."""
+        self.state |= {"replies": self.state["replies"] + len(replies), "rounds": self.round.server_round}
         if not len(replies):
             return model
         return {name: model[name] + delta for name, delta in replies.mean("delta", np.ones(len(replies))).items()}

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import yaml
 
@@ -30,6 +31,8 @@ from contrafed.report.tables import Table
 
 KEYS = {"claim", "where", "first", "second", "value", "published", "rounds", "reason"}
 BEST = "best"
+SPREAD = "digits"  # runs of many methods with several seeds: how much two methods' difference varies
+MIN_SEEDS = 3  # that an interval needs to be of use
 HEADS = ("claim", "table", "seeds", "rounds", "published", "ours", "verdict", "reason")
 
 
@@ -41,6 +44,7 @@ class Finding:
     difference: PairedDifference
     std: float  # sample standard deviation of the paired differences, NaN for one seed
     rounds: int  # that the shorter run has
+    spread: float = math.nan  # the same of these two methods on the digits, NaN if they have no runs there
 
     @property
     def verdict(self) -> str:
@@ -49,14 +53,20 @@ class Finding:
         if self.rounds < self.claim["rounds"]:
             needs.append(f"all {self.claim['rounds']:,} rounds")
         if self.difference.n < 2:
-            needs.append("more than one seed")
+            needs.append(self._seeds_for_one)
         elif self.difference.is_tie:
-            seeds = count_seeds(self.std, abs(self.claim["published"]))
-            needs.append(f"about {seeds:,.0f} seeds" if math.isfinite(seeds) else "more than 10,000 seeds")
+            needs.append(_say_seeds(count_seeds(self.std, abs(self.claim["published"]))))
         if needs:
             return f"not decided, needs {' and '.join(needs)}"
         same = (self.difference.mean > 0) == (self.claim["published"] > 0)
         return "reproduced" if same else "not reproduced"
+
+    @property
+    def _seeds_for_one(self) -> str:
+        """How many seeds a claim with one seed needs, by the digits' spread if that is known."""
+        if math.isnan(self.spread):
+            return f"at least {MIN_SEEDS} seeds"
+        return f"{_say_seeds(count_seeds(self.spread, abs(self.claim['published'])))} by the spread on the digits"
 
     @property
     def row(self) -> tuple[str, ...]:
@@ -68,6 +78,10 @@ class Finding:
         rounds = f"{self.rounds:,} of {claim['rounds']:,}"
         place = (str(claim["claim"]), str(claim["where"]), str(self.difference.n), rounds)
         return (*place, f"{claim['published']:+.2f}", ours, self.verdict, str(claim["reason"]))
+
+
+def _say_seeds(seeds: float) -> str:
+    return f"about {max(seeds, MIN_SEEDS):,.0f} seeds" if math.isfinite(seeds) else "more than 10,000 seeds"
 
 
 def find_claims(folder: Path) -> list[Finding]:
@@ -85,7 +99,8 @@ def find_claims(folder: Path) -> list[Finding]:
             raise UserError(f"{path.name}: every claim must have the keys {', '.join(sorted(KEYS))}, got {claim!r}")
     files = {claim[side]["file"] for claim in claims for side in ("first", "second")}
     runs = {file: results.load(folder / f"{file}.csv") for file in sorted(files)}
-    return [_compare(claim, runs) for claim in claims]
+    digits = results.load(folder / f"{SPREAD}.csv") if (folder / f"{SPREAD}.csv").exists() else []
+    return [_compare(claim, runs, digits) for claim in claims]
 
 
 def build_claims_table(findings: Sequence[Finding], heads: Sequence[str] = HEADS) -> Table:
@@ -95,7 +110,8 @@ def build_claims_table(findings: Sequence[Finding], heads: Sequence[str] = HEADS
     return Table("Claims of the papers", tuple(heads), rows, pd.DataFrame(rows, columns=list(heads)))
 
 
-def _compare(claim: Mapping[str, Any], runs: Mapping[str, list[FinishedRun]]) -> Finding:
+def _compare(claim: Mapping[str, Any], runs: Mapping[str, list[FinishedRun]], digits: Sequence[FinishedRun]) -> Finding:
+    """Compare the two sides of a claim. ``digits`` has runs of the same methods with several seeds."""
     first, second = (_select(claim, side, runs) for side in ("first", "second"))
     ours = {run.summary["seed"]: 100 * run.number(claim["value"]) for run in first}
     theirs = dict[int, float]()
@@ -107,7 +123,29 @@ def _compare(claim: Mapping[str, Any], runs: Mapping[str, list[FinishedRun]]) ->
         raise UserError(f"claims.yaml: the two sides of '{claim['claim']}' share no seed")
     difference = compare_pairs([ours[seed] for seed in shared], [theirs[seed] for seed in shared])
     _, std = over_seeds([ours[seed] - theirs[seed] for seed in shared])
-    return Finding(claim, difference, std, min(run.summary["rounds"] for run in (*first, *second)))
+    best = max(second, key=lambda run: run.number(claim["value"]))
+    spread = measure_spread(digits, first[0].method, best.method, claim["value"])
+    return Finding(claim, difference, std, min(run.summary["rounds"] for run in (*first, *second)), spread)
+
+
+def measure_spread(runs: Sequence[FinishedRun], first: str, second: str, value: str) -> float:
+    """Return the standard deviation over seeds of two methods' difference in points, pooled over participation patterns.
+
+    It is NaN unless both methods have two seeds of one pattern.
+    """
+    found: dict[tuple[Any, Any], dict[str, float]] = {}
+    for run in runs:
+        if run.method in (first, second):
+            place = run.config["participation"]["name"], run.summary["seed"]
+            found.setdefault(place, {})[run.method] = 100 * run.number(value)
+    patterns: dict[Any, list[float]] = {}
+    for (pattern, _), values in found.items():
+        if len(values) == 2:
+            patterns.setdefault(pattern, []).append(values[first] - values[second])
+    several = [np.array(differences) for differences in patterns.values() if len(differences) > 1]
+    freedom = sum(len(differences) - 1 for differences in several)
+    squares = sum(float(((differences - differences.mean()) ** 2).sum()) for differences in several)
+    return math.sqrt(squares / freedom) if freedom else math.nan
 
 
 def _select(claim: Mapping[str, Any], side: str, runs: Mapping[str, list[FinishedRun]]) -> list[FinishedRun]:

@@ -53,7 +53,7 @@ CASES = {
     **{f"hidden_cl{cl}_at{at}": Case(hidden=("linear", "last"), cl=cl, at=at) for cl, at in ((1, 2), (2, 1), (2, 2))},
 }
 
-# MpFedcon's Figure 10: the client keeps cl linear layers, and the attacker attaches at of its own. With 1 and 1: hidden_last.
+# MpFedcon's Figure 10: the client keeps cl linear layers, and the attacker draws at others. (1, 1) is hidden_last.
 GROUPS = {"figure10": ["all_shared", "hidden_last", *(name for name in CASES if name.startswith("hidden_cl"))]}
 
 

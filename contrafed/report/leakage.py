@@ -6,7 +6,7 @@
     python -m contrafed.report.leakage dataset=cifar10 --cases figure10 --images 2
 
 Attacks DLG's LeNet on the first training images of a data set (MpFedcon, Table 4 and Figure 10). Writes ``leakage.csv`` (a row
-per image and case), ``leakage.md``, ``leakage.png`` and ``leakage.pdf`` to ``--out``, and the error by step to ``curves.csv``,
+per image and case), ``leakage.md``, ``leakage.png`` and ``leakage.pdf`` to ``--out``. The error by step is in ``curves.csv``,
 ``curves.png`` and ``curves.pdf``.
 """
 

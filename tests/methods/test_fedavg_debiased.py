@@ -5,20 +5,20 @@ from left import FULL_COHORTS, PATTERN, scalar_left
 
 
 def test_rates_by_hand():
-    """K = 2, one step of 0.1 from 0 towards 1 and 5. Client 0 alone twice: nu = 1/2, then 2 / (2 * 2). Both: 4 / (2 * 3), 2.
+    """K = 2, B = 1 so far, one step of 0.1 from 0 towards 1 and 5. Client 0 alone twice: nu = 1/2. Both: 3 / (2 * 3), 3 / 2.
 
-    W = 0.05, 0.05 + 0.05 * 0.95 = 0.0975, then + (0.1 * 2/3 * 0.9025 + 0.1 * 2 * 4.9025) / 2.
+    W = 0.05, 0.05 + 0.05 * 0.95 = 0.0975, then + (0.1 * 1/2 * 0.9025 + 0.1 * 3/2 * 4.9025) / 2.
     """
     run = scalar_left("fedavg_debiased", [[0], [0], [0, 1]], start=0.0, targets=(1, 5), local={"iterations": 1})
-    last = 0.0975 + 0.1 * (2 / 3 * 0.9025 + 2 * 4.9025) / 2
+    last = 0.0975 + 0.1 * (1 / 2 * 0.9025 + 3 / 2 * 4.9025) / 2
     assert run.w == pytest.approx([0.05, 0.0975, last], rel=1e-6)
     assert run.list_state_numbers("participation/count") == [3, 1]
-    assert run.strategy.state["participations"] == 4
+    assert run.strategy.state["replies"] == 4
 
 
 @pytest.mark.parametrize("stack_size", [1, 3])
 def test_golden_run(stack_size):
-    """Full cohorts give FedAvg's values. An empty round counts nobody."""
+    """Full cohorts give FedAvg's values. An empty round lowers B."""
     full = scalar_left("fedavg_debiased", FULL_COHORTS, stack_size=stack_size).w
     assert full == pytest.approx([2.190000, 2.343900, 2.468559, 2.569533, 2.651322], abs=1e-5)
     found = scalar_left("fedavg_debiased", PATTERN, stack_size=stack_size).w
@@ -26,13 +26,14 @@ def test_golden_run(stack_size):
 
 
 def run_equations(rounds, targets=(0, 6, 3), steps=2, lr=0.1, w=2.0):
-    """Return W after each round by the equations, with participations counted as they come."""
+    """Return W after each round by the equations, with B the mean cohort of the rounds before."""
     counts, path = [0] * len(targets), []
-    for cohort in rounds:
+    for t, cohort in enumerate(rounds, 1):
+        mean = sum(counts) / (t - 1) if sum(counts) else len(cohort)
         for k in cohort:
             counts[k] += 1
-        shares = {k: counts[k] / sum(counts) for k in cohort}
-        ends = [targets[k] + (w - targets[k]) * (1 - lr / (shares[k] * len(targets))) ** steps for k in cohort]
+        rates = {k: lr * t * mean / (counts[k] * len(targets)) for k in cohort}
+        ends = [targets[k] + (w - targets[k]) * (1 - rates[k]) ** steps for k in cohort]
         w = sum(ends) / len(ends) if ends else w
         path.append(w)
     return path
