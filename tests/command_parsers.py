@@ -21,11 +21,12 @@ from contrafed.core.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 # Programs of others, which have no parser to ask. Their files and extras are looked up.
-OTHERS = set(
-    ". .ci/mypy .ci/run .release/bin/pip .release/bin/python .release/bin/twine apt-get cd chmod cp diff docker env export git grep"
-    " head install journalctl jupyter ls mkdir mkdocs mv nginx nvidia-smi pip pip-audit python3 ruff sbatch systemctl touch umask"
-    " pytest".split()
-)
+OTHERS = {
+    ".", ".ci/mypy", ".ci/run", ".release/bin/pip", ".release/bin/python", ".release/bin/twine", "apt-get", "cd",
+    "chmod", "cp", "diff", "docker", "env", "export", "git", "grep", "head", "install", "journalctl", "jupyter", "ls",
+    "mkdir", "mkdocs", "mv", "nginx", "nvidia-smi", "pip", "pip-audit", "python3", "ruff", "sbatch", "systemctl",
+    "touch", "umask", "pytest",
+}  # fmt: skip
 GLUE = {"&&", "||", "|", "(", ")", ";", "&", "<("}
 # A file of the reader, whose name alone is checked: another file takes its place.
 READER_FILE = re.compile(r"^((?:\w+\.)*(?:path|pretrained))=.*")
@@ -33,7 +34,7 @@ READER_FILE = re.compile(r"^((?:\w+\.)*(?:path|pretrained))=.*")
 OWN_PATH = re.compile(r"(?:benchmarks|docs|notebooks|results|tests|\.ci|\.github)/[\w./-]+$")
 
 
-class Read(Exception):  # noqa: N818
+class Read(Exception):
     """The arguments are valid."""
 
 

@@ -46,7 +46,9 @@ COMMANDS = {
     if (commands := dict.fromkeys(blocks.shell_commands(found) + blocks.inline_commands(page.read_text(encoding="utf-8"))))
 }
 READ_BLOCKS = [block for _, found in ALL_BLOCKS for block in found if block.needs]
-LONG = {str(page.relative_to(ROOT)): long for page, found in ALL_BLOCKS if (long := [b for b in found if b.needs in LONG_NEEDS])}
+LONG = {
+    str(page.relative_to(ROOT)): long for page, found in ALL_BLOCKS if (long := [b for b in found if b.needs in LONG_NEEDS])
+}
 # A path of the machine that executed a notebook.
 MACHINE = re.compile(r"(?<![\w.:/<])/(?:tmp|home|root|work|opt|usr|var|Users)\b")
 LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")

@@ -6,6 +6,7 @@ from pathlib import Path
 from reported import method, write_run
 
 from contrafed.report import tables
+from contrafed.report.groups import group_runs
 from contrafed.report.runs import find
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "docs" / "generate"))

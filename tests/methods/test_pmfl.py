@@ -130,7 +130,9 @@ def test_buffer_holds_the_last_iterates_across_rounds(start):
 
 
 @pytest.mark.parametrize(
-    ("local", "stack_size"), [(STEPS, 2), (EPOCHS, 1), slow(STEPS, 1), slow(EPOCHS, 2)], ids=["steps2", "epochs1", "steps1", "epochs2"]
+    ("local", "stack_size"),
+    [(STEPS, 2), (EPOCHS, 1), slow(STEPS, 1), slow(EPOCHS, 2)],
+    ids=["steps2", "epochs1", "steps1", "epochs2"],
 )
 @pytest.mark.parametrize(
     ("scope", "size", "start", "threshold"),
