@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OTHERS = {
     ".", ".ci/mypy", ".ci/run", ".release/bin/pip", ".release/bin/python", ".release/bin/twine", "apt-get", "cd",
     "chmod", "cp", "diff", "docker", "env", "export", "git", "grep", "head", "install", "journalctl", "jupyter", "ls",
-    "mkdir", "mkdocs", "mv", "nginx", "nvidia-smi", "pip", "pip-audit", "python3", "ruff", "sbatch", "systemctl",
+    "mkdir", "mkdocs", "mv", "nginx", "nvidia-smi", "pip", "pip-audit", "python3", "python3.12", "ruff", "sbatch", "systemctl",
     "touch", "umask", "pytest",
 }  # fmt: skip
 GLUE = {"&&", "||", "|", "(", ")", ";", "&", "<("}
@@ -69,7 +69,7 @@ def check_program(words):
     program, arguments = words[0], words[1:]
     for word in words:
         assert not OWN_PATH.match(word) or (ROOT / word).exists(), f"{word}: no such file"
-    if program in ("python", "python3", ".release/bin/python") and arguments:
+    if program in ("python", "python3", "python3.12", ".release/bin/python") and arguments:
         check_python(arguments)
     elif program == "contrafed":
         check_ours(arguments)

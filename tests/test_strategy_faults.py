@@ -370,7 +370,9 @@ def test_what_can_be_told_before_a_run_is(tmp_path, monkeypatch, expect_error, h
     "presence", [0.5, np.ones(3), [1.0] * 4, np.ones(4, dtype=bool), np.full(4, 50.0), np.array([0.5, 0.5, np.nan, 1])]
 )
 def test_a_presence_that_is_no_shares_is_refused(expect_error, presence):
-    pattern = type("Mine", (Participation,), {"presence": lambda self: presence})(Selection(None, 0.0), None, 4, 0)
+    pattern = type("Mine", (Participation,), {"presence": lambda self: presence})(
+        Selection(None, 0.0, None, None, "drop"), None, 4, 0
+    )
     with expect_error("Mine.presence"):
         pattern.probability()
 

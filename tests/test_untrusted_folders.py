@@ -68,7 +68,7 @@ def test_a_checkpoint_that_would_do_harm_is_none(tmp_path, harm):
 
 def test_an_alias_in_a_text_is_none(tmp_path):
     (tmp_path / "config.yaml").write_text("a: 'b *c'\nd: [1]\n")
-    assert read_config(tmp_path) == {"a": "b *c", "d": [1]}
+    assert read_config(tmp_path).items() >= {"a": "b *c", "d": [1]}.items()
     (tmp_path / "config.yaml").write_text(BOMB)
     with pytest.raises(UserError):
         read_config(tmp_path)

@@ -131,8 +131,8 @@ def test_methods_share_their_batches(monkeypatch):
     """Return the examples of every step of two rounds, for methods with equal training settings."""
     drawn, seen = Batches.draw, {}
 
-    def record_batches(workspace, local_training, stack, purpose):
-        found = drawn(workspace, local_training, stack, purpose)
+    def record_batches(workspace, local_training, stack, purpose, *limits):
+        found = drawn(workspace, local_training, stack, purpose, *limits)
         if purpose == "batches":
             rows = zip(stack.clients, found.index, found.real, strict=True)
             seen[name] |= {
