@@ -88,184 +88,130 @@ class Mistake(NamedTuple):
 
     name: str
     part: str  # client, model, data, strategy
-    code: str  # of the part
     check: str  # what finds it, empty if nothing does
-    line: bool = True  # whether the line with HERE is named. Otherwise that of its function is, or its layer
+    line: bool  # whether the line with HERE is named. Otherwise that of its function is, or its layer
+    code: str  # of the part
+
+
+def method(signature, *lines):
+    """Return a method of these lines."""
+    return f"    def {signature}:\n" + "".join(f"        {line}\n" for line in lines)
 
 
 def loss(*lines):
-    """Return a loss of these lines, whose last one is the sum."""
-    body = "\n        ".join(lines)
-    return f"    def loss(self, params, batch, loss_inputs):\n        features = self.forward(params, batch)\n        {body}\n"
+    return method("loss(self, params, batch, loss_inputs)", "features = self.forward(params, batch)", *lines)
 
 
-TASK = "task = self.task_loss(features, batch)"
-SUM = 'return {"loss": task, "extra": task.detach()}'
-WORK, RANDOM, REPEAT = "a client trains", "the global random state", "two calls"
-STACK, PADDING, EXAMPLES, COPIES = "alone equals stacked", "padding", "examples do not", "copies"
-GAIN, PLACE, TEMPLATE, PARTS, DATASET = (
-    "gains nothing",
-    "nothing is changed in place",
-    "computes with its params",
-    "every parameter",
-    "data and partition",
-)
-ROUNDS = "two rounds"
-UPDATE = "    def local_update(self, stack):\n        self.train(stack)\n        {}\n        return self.make_upload(stack)\n"
+def update(*lines):
+    return method("local_update(self, stack)", "self.train(stack)", *lines, "return self.make_upload(stack)")
 
 
 def net(init="", forward="", tail="nn.Tanh()"):
     return {"init": f"        {init}\n" if init else "", "forward": f"        {forward}\n" if forward else "", "tail": tail}
 
 
-MISTAKES = [
-    Mistake(
-        "torch's global generator in a loss", "client", loss(TASK, "task = task * (1 + torch.rand(()))  # HERE", SUM), RANDOM
-    ),
-    Mistake("NumPy's global generator", "client", UPDATE.format("np.random.permutation(3)  # HERE"), RANDOM),
-    Mistake(
-        "Python's global generator in an evaluation",
-        "client",
-        "    def eval_models(self, stack):\n        random.random()  # HERE\n        return {'model': stack.params}\n",
-        RANDOM,
-    ),
-    Mistake(
-        "a generator without a seed",
-        "client",
-        loss(TASK, "task = task * float(np.random.default_rng().uniform(1, 2))  # HERE", SUM),
-        REPEAT,
-    ),
-    Mistake("a branch on a tensor", "client", loss(TASK, "if task > 1:  # HERE", "    task = 2 * task", SUM), STACK),
-    Mistake("a number of a tensor", "client", loss(TASK, "task = task * (1 + 0 * task.item())  # HERE", SUM), STACK),
-    Mistake("a mean with padding", "client", loss("task = F.cross_entropy(features.logits, batch.y)  # HERE", SUM), STACK),
-    Mistake(
-        "padding as negatives",
-        "client",
-        loss(
+TASK = "task = self.task_loss(features, batch)"
+SUM = 'return {"loss": task, "extra": task.detach()}'
+WORK, RANDOM, STACK = "a client trains", "the global random state", "alone equals stacked"
+PLACE, EXAMPLES, DATASET = "nothing is changed in place", "examples do not", "data and partition"
+# By part, check, and whether the line is named: names and code.
+BY_CHECK = {
+    ("client", RANDOM, True): {
+        "torch's global generator in a loss": loss(TASK, "task = task * (1 + torch.rand(()))  # HERE", SUM),
+        "NumPy's global generator": update("np.random.permutation(3)  # HERE"),
+        "Python's global generator in an evaluation": method(
+            "eval_models(self, stack)", "random.random()  # HERE", "return {'model': stack.params}"
+        ),
+    },
+    ("client", "two calls", True): {
+        "a generator without a seed": loss(TASK, "task = task * float(np.random.default_rng().uniform(1, 2))  # HERE", SUM),
+    },
+    ("client", STACK, True): {
+        "a branch on a tensor": loss(TASK, "if task > 1:  # HERE", "    task = 2 * task", SUM),
+        "a number of a tensor": loss(TASK, "task = task * (1 + 0 * task.item())  # HERE", SUM),
+        "a mean with padding": loss("task = F.cross_entropy(features.logits, batch.y)  # HERE", SUM),
+    },
+    ("client", "padding", False): {
+        "padding as negatives": loss(
             "alike = features.z @ features.z.T  # HERE", TASK, "task = task + masked_mean(alike.logsumexp(1), batch.mask)", SUM
         ),
-        PADDING,
-        False,
-    ),
-    Mistake(
-        "an upload of another shape",
-        "client",
-        "    def local_update(self, stack):\n        self.train(stack)  # HERE\n"
-        "        return {n: v[:, :1] for n, v in self.make_upload(stack).items()}\n",
-        WORK,
-        False,
-    ),
-    Mistake("an attribute of the client", "client", UPDATE.format("self.rounds = 1  # HERE"), GAIN),
-    Mistake(
-        "a dictionary of the class",
-        "client",
-        "    cache = {}\n" + UPDATE.format("self.cache[self.server_round, len(self.cache)] = stack.params  # HERE"),
-        GAIN,
-    ),
-    Mistake("a list of the module", "client", UPDATE.format("SEEN.append(stack.clients)  # HERE"), GAIN),
-    Mistake(
-        "a change of what was received",
-        "client",
-        UPDATE.format("stack.global_model['classifier.bias'].mul_(0.5)  # HERE"),
-        PLACE,
-    ),
-    Mistake(
-        "an in-place edit that the gradient needs",
-        "client",
-        loss("e = features.logits.exp()  # HERE", "e += 1", "task = masked_mean(e.sum(1), batch.mask)", SUM),
-        WORK,
-    ),
-    Mistake("an in-place edit of parameters", "client", loss(TASK, "params['classifier.bias'].mul_(0.9)  # HERE", SUM), WORK),
-    Mistake(
-        "a graph of an earlier step",
-        "client",
-        loss(
-            TASK,
-            "total = task + getattr(self, 'last', 0)  # HERE",
-            "self.last = total",
-            'return {"loss": total, "extra": task.detach()}',
+    },
+    ("client", "gains nothing", True): {
+        "an attribute of the client": update("self.rounds = 1  # HERE"),
+        "a dictionary of the class": "    cache = {}\n"
+        + update("self.cache[self.server_round, len(self.cache)] = stack.params  # HERE"),
+        "a list of the module": update("SEEN.append(stack.clients)  # HERE"),
+    },
+    ("client", PLACE, True): {
+        "a change of what was received": update("stack.global_model['classifier.bias'].mul_(0.5)  # HERE"),
+    },
+    ("client", WORK, True): {
+        "an in-place edit that the gradient needs": loss(
+            "e = features.logits.exp()  # HERE", "e += 1", "task = masked_mean(e.sum(1), batch.mask)", SUM
         ),
-        WORK,
-        False,
-    ),
-    Mistake(
-        "the template's parameters in place of params",
-        "client",
-        loss("task = cross_entropy(self.model(batch.x).logits, batch.y, batch.mask)  # HERE", SUM),
-        WORK,
-        False,
-    ),
-    Mistake(
-        "a penalty on the template's weights",
-        "client",
-        loss(TASK, "task = task * (1 + self.model.classifier.weight.square().sum())  # HERE", SUM),
-        TEMPLATE,
-    ),
-    Mistake(
-        "a loss with another name", "client", loss(TASK, 'return {"loss": task, "other": task.detach()}  # HERE'), WORK, False
-    ),
-    Mistake(
-        "a state without an initial value",
-        "client",
-        UPDATE.format("stack.state['last'] = stack.params['classifier.bias']  # HERE"),
-        WORK,
-        False,
-    ),
-    Mistake(
-        "scores relative to the batch",
-        "client",
-        "    def scores(self, features, received):  # HERE\n        return features.logits / features.logits.abs().max()\n",
-        EXAMPLES,
-    ),
-    Mistake("an in-place activation", "model", net(tail="nn.ReLU(inplace=True)"), PLACE, False),
-    Mistake("dropout in a forward pass", "model", net(forward="x = F.dropout(x, 0.2)  # HERE"), RANDOM),
-    Mistake(
-        "layers in a list",
-        "model",
-        net("self.more = [nn.Linear(4, 4)]  # HERE", "x = x + self.more[0].bias.sum()"),
-        PARTS,
-    ),
-    Mistake("a layer that is never used", "model", net("self.third = nn.Linear(4, 4)  # HERE"), PARTS),
-    Mistake("means over the batch", "model", net(forward="x = x - x.mean(0)  # HERE"), EXAMPLES),
-    Mistake(
-        "parameters that were stored before",
-        "model",
-        net("self.stored = self.second.weight.detach().clone()  # HERE", "x = x + F.conv2d(x, self.stored, padding=1)"),
-        WORK,
-        False,
-    ),
-    Mistake(
-        "data by NumPy's global generator", "data", {"seed": "0", "code": "x = x[np.random.permutation(240)]  # HERE"}, DATASET
-    ),
-    Mistake("data of a generator without a seed", "data", {"seed": "", "code": "pass  # HERE"}, DATASET, False),
-    Mistake(
-        "a strategy that draws",
-        "strategy",
-        "return {n: v + 0 * np.random.rand() for n, v in self.mean(model, replies).items()}  # HERE",
-        RANDOM,
-    ),
-    Mistake(
-        "a strategy that changes replies",
-        "strategy",
-        "replies[0].tensors['model/classifier.bias'].add_(1)  # HERE\n        return self.mean(model, replies)",
-        ROUNDS,
-        False,
-    ),
-    Mistake(
-        "a loss of the wrong sign",
-        "client",
-        loss(TASK, 'return {"loss": -task, "extra": task.detach()}  # HERE'),
-        "training lowers",
-        False,
-    ),
-    Mistake(
-        "a term without a gradient",
-        "client",
-        loss(TASK, "task = task + masked_mean(features.z.detach().square().sum(1), batch.mask)  # HERE", SUM),
-        "",
-    ),
-    Mistake("a mean of replies without weights", "strategy", "return replies.mean('model', np.ones(len(replies)))  # HERE", ""),
-]
+        "an in-place edit of parameters": loss(TASK, "params['classifier.bias'].mul_(0.9)  # HERE", SUM),
+    },
+    ("client", WORK, False): {
+        "an upload of another shape": method(
+            "local_update(self, stack)",
+            "self.train(stack)  # HERE",
+            "return {n: v[:, :1] for n, v in self.make_upload(stack).items()}",
+        ),
+        "a graph of an earlier step": loss(
+            TASK, "total = task + getattr(self, 'last', 0)  # HERE", "self.last = total", SUM.replace("task,", "total,")
+        ),
+        "the template's parameters in place of params": loss(
+            "task = cross_entropy(self.model(batch.x).logits, batch.y, batch.mask)  # HERE", SUM
+        ),
+        "a loss with another name": loss(TASK, 'return {"loss": task, "other": task.detach()}  # HERE'),
+        "a state without an initial value": update("stack.state['last'] = stack.params['classifier.bias']  # HERE"),
+    },
+    ("client", "computes with its params", True): {
+        "a penalty on the template's weights": loss(
+            TASK, "task = task * (1 + self.model.classifier.weight.square().sum())  # HERE", SUM
+        ),
+    },
+    ("client", EXAMPLES, True): {
+        "scores relative to the batch": method(
+            "scores(self, features, received)", "return features.logits / features.logits.abs().max()"
+        ).replace(":", ":  # HERE", 1),
+    },
+    ("client", "training lowers", False): {
+        "a loss of the wrong sign": loss(TASK, 'return {"loss": -task, "extra": task.detach()}  # HERE'),
+    },
+    ("client", "", False): {
+        "a term without a gradient": loss(
+            TASK, "task = task + masked_mean(features.z.detach().square().sum(1), batch.mask)  # HERE", SUM
+        ),
+    },
+    ("model", PLACE, False): {"an in-place activation": net(tail="nn.ReLU(inplace=True)")},
+    ("model", RANDOM, True): {"dropout in a forward pass": net(forward="x = F.dropout(x, 0.2)  # HERE")},
+    ("model", "every parameter", True): {
+        "layers in a list": net("self.more = [nn.Linear(4, 4)]  # HERE", "x = x + self.more[0].bias.sum()"),
+        "a layer that is never used": net("self.third = nn.Linear(4, 4)  # HERE"),
+    },
+    ("model", EXAMPLES, True): {"means over the batch": net(forward="x = x - x.mean(0)  # HERE")},
+    ("model", WORK, False): {
+        "parameters that were stored before": net(
+            "self.stored = self.second.weight.detach().clone()  # HERE", "x = x + F.conv2d(x, self.stored, padding=1)"
+        ),
+    },
+    ("data", DATASET, True): {
+        "data by NumPy's global generator": {"seed": "0", "code": "x = x[np.random.permutation(240)]  # HERE"},
+    },
+    ("data", DATASET, False): {"data of a generator without a seed": {"seed": "", "code": "pass  # HERE"}},
+    ("strategy", RANDOM, True): {
+        "a strategy that draws": "return {n: v + 0 * np.random.rand() for n, v in self.mean(model, replies).items()}  # HERE",
+    },
+    ("strategy", "two rounds", False): {
+        "a strategy that changes replies": "replies[0].tensors['model/classifier.bias'].add_(1)  # HERE\n"
+        "        return self.mean(model, replies)",
+    },
+    ("strategy", "", False): {
+        "a mean of replies without weights": "return replies.mean('model', np.ones(len(replies)))  # HERE",
+    },
+}
+MISTAKES = [Mistake(name, *about, code) for about, some in BY_CHECK.items() for name, code in some.items()]
 
 
 def write_mistake(folder, mistake):
