@@ -213,18 +213,6 @@ def test_clients_that_are_asked_say_their_true_classes():
     assert answer["class-counts"] == true.tolist() != true[::-1].tolist()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["ray", "flower"])
-@pytest.mark.parametrize("name", ["label_flip", "alie"])
-def test_engines_attack_alike(tmp_path, engine, name):
-    how = ("strategy=fedavg", f"attack={name}", "attack.fraction=0.5", "participation.loss_rate=0.2")
-    local, metrics, _ = run_attack(tmp_path / "local", *how)
-    summary = run(config_of(*TINY_RUN, f"engine={engine}", "participation=full", *how, f"output_dir={tmp_path}/other"))
-    assert same(local, load_file(tmp_path / "other" / "model.safetensors"))
-    assert metrics == (tmp_path / "other" / "metrics.csv").read_bytes()
-    assert len(summary["attackers"]) == 3
-
-
 def test_wrong_labels_by_hand():
     """Clients 0 and 1 share example 1, and only client 1 attacks."""
     # Its copies of 1 and 2 are of classes 3 - 1 - 0 and 3 - 1 - 2.

@@ -8,7 +8,6 @@ import torch
 from helpers import close, config_of, digits_run, run_scalar, same, slow
 from stopped import SMALL_RUN, equal, outcome, stop_in
 
-from contrafed.config.run_config import resolve
 from contrafed.data.clock import Clock, Speeds
 from contrafed.runs.run import run
 from contrafed.server.replies import Reply
@@ -156,32 +155,3 @@ def test_a_resumed_run_has_the_clients_in_training(tmp_path, monkeypatch, method
     assert equal(outcome(tmp_path / "whole"), outcome(tmp_path / "run"))
     # It started in round 1, before the checkpoint of round 2.
     assert b"4,global,fit,staleness_max,3" in outcome(tmp_path / "run")[1]
-
-
-@pytest.mark.parametrize(
-    ("key", "overrides"),
-    [
-        ("clock", ["clock=none"]),
-        ("engine", ["engine=flower"]),
-        ("schedule", ["strategy=scaffold"]),
-        ("schedule", ["strategy=fedppo"]),
-        ("strategy.weights", ["strategy.weights=known_probability"]),
-        ("privacy", ["privacy=central", "privacy.clip_norm=1"]),
-        ("attack", ["attack=alie"]),
-        ("schedule.buffer_size", ["schedule.buffer_size=51"]),
-        ("min_replies", ["min_replies=3"]),
-        ("participation.deadline", ["participation.deadline=3"]),
-        ("schedule.concurrency", ["schedule.concurrency=0"]),
-    ],
-)
-def test_what_a_buffer_does_not_go_with(key, overrides, expect_error):
-    with expect_error(key):
-        resolve(config_of("strategy=fedavg", "engine=local", *BUFFERED, *overrides))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedavg", "fedper"])
-def test_ray_equals_local_bit_for_bit(tmp_path, method):
-    for engine in ("local", "ray"):
-        run(config_of(f"strategy={method}", *SMALL_RUN, *BUFFERED, f"engine={engine}", f"output_dir={tmp_path / engine}"))
-    assert equal(outcome(tmp_path / "local"), outcome(tmp_path / "ray"))

@@ -123,21 +123,6 @@ def test_a_run_leaves_a_model_that_torch_loads(tmp_path):
     assert again["status"] == "finished"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedavg", "fedbn"])
-def test_engines_agree_bit_for_bit(method, tmp_path):
-    from safetensors.torch import load_file
-
-    models = []
-    for engine in (["engine=local"], ["engine=ray", "engine.workers=1"], ["engine=flower"]):
-        folder = tmp_path / engine[0].partition("=")[2]
-        wanted = [value for value in SMALL if not value.startswith("engine")]
-        run(config_of(*wanted, *engine, f"strategy={method}", "strategy.local.last_batch=merge", f"output_dir={folder}"))
-        models.append(load_file(folder / "model.safetensors"))
-    assert same(models[0], models[1])
-    assert same(models[0], models[2])
-
-
 def sizes_of(examples, **changes):
     return [
         len(batch)
@@ -189,8 +174,6 @@ def test_settings_that_mean_nothing_are_refused(expect_error):
     mlp = choose("model", {"name": "mlp", "hidden": [4], "projection": [], "buffers": "local"})
     with expect_error("model.buffers"):
         build_model(mlp, 1, (8, 8), 3, 0)
-    with expect_error("model.buffers"):
-        run(config_of(*SMALL, "strategy=fedavg", "privacy=local"))
 
 
 def test_shared_parts_may_be_patterns():

@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers import config_of, read_rows, slow, workspace_of
 from safetensors.torch import load_file
-from tiny import equals_local, run_tiny, tiny_workspace
+from tiny import HALF_AVAILABLE, TINY_RUN, engines_agree, equals_local, run_tiny, tiny_workspace
 
 from contrafed.engines import flower, shared_memory
 from contrafed.runs.run import run
@@ -37,6 +37,36 @@ def test_ray_equals_local_bit_for_bit(tmp_path, local_runs, monkeypatch, method,
 @pytest.mark.parametrize("method", [slow("fedavg"), "pmfl"])
 def test_flowers_own_runtime_equals_local_bit_for_bit(tmp_path, local_runs, method):
     equals_local(run_tiny(tmp_path / "run", f"strategy={method}", "engine=flower"), local_runs(method))
+
+
+BATCHNORM = ("model=cnn_bn", "model.channels=[3]", "model.kernel=3", "strategy.local.last_batch=merge")
+ATTACKED = ("strategy=fedavg", "attack.fraction=0.5", "participation=full", "participation.loss_rate=0.2")
+SLOW_CLIENTS = ("strategy=fedavg", "num_rounds=4", "clock=lognormal", "clock.step_sigma=1.5", "participation=uniform",
+                "participation.select=3", "participation.over_select=1.7")  # fmt: skip
+BUFFERED = ("clock=lognormal", "schedule=buffered", "schedule.buffer_size=2", "schedule.concurrency=4", "num_rounds=7")
+SAMPLED = ("partition=sampled", "partition.test_fraction=null")
+# What engines must agree on beside the methods.
+FEATURES = {
+    "feature shift": (*SAMPLED, "strategy=fedavg", "partition.feature_shift.kind=noise"),
+    "validation parts": ("strategy=fedper", "partition.validation_fraction=0.2", "save_personal=true"),
+    "validation split": ("strategy=fedavg", "dataset.validation_fraction=0.2"),
+    "wrong labels": (*ATTACKED, "attack=label_flip"),
+    "attack": (*ATTACKED, "attack=alie"),
+    "batchnorm": (*BATCHNORM, "strategy=fedavg"),
+    "own batchnorm": (*BATCHNORM, "strategy=fedbn"),
+    **{f"late {late}": (*SLOW_CLIENTS, f"participation.late={late}") for late in ("drop", "stale", "partial")},
+    **{f"buffer of {method}": (*BUFFERED, f"strategy={method}") for method in ("fedavg", "fedper")},
+}
+
+
+ENGINES = {feature: ("ray",) if "buffer" in feature else ("ray", "flower") for feature in FEATURES}  # test_refusals.py
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("feature", "engine"), [(feature, engine) for feature in FEATURES for engine in ENGINES[feature]])
+def test_features_are_alike_in_every_engine(tmp_path, engine, feature):
+    available = () if any(key.startswith("participation=") for key in FEATURES[feature]) else HALF_AVAILABLE
+    engines_agree(tmp_path, engine, *TINY_RUN, *available, *FEATURES[feature])
 
 
 def test_evaluation_in_parallel_shards_equals_one_pass():

@@ -5,11 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import config_of, same
+from helpers import config_of
 from test_stopping import SIX_ROUNDS, metrics
 from tiny import run_tiny, tiny_workspace
 
-from contrafed.config.run_config import resolve
 from contrafed.data.feature_shift import FeatureShift, blur, draw_noise, draw_shifts, rotate
 from contrafed.runs.run import run
 
@@ -102,23 +101,8 @@ def test_a_run_tells_it_and_writes_each_clients_shift(tmp_path, capsys):
     assert metrics(tmp_path / "run")
 
 
-def test_clients_with_their_own_images_have_their_own_shift(expect_error):
-    with expect_error("partition"):
-        resolve(config_of("partition=own", "dataset=own", "dataset.num_classes=3", ROTATION))
-
-
 def test_a_stack_equals_its_clients_alone(tmp_path):
     asked = ("engine=local", "strategy=fedper", ROTATION, "num_rounds=1")
     one, two = (run_tiny(tmp_path / str(n), *asked, f"engine.stack_size={n}") for n in (1, 6))
     for name in one[1]:
         torch.testing.assert_close(one[1][name], two[1][name], atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["ray", "flower"])
-def test_engines_agree(tmp_path, engine):
-    asked = ("strategy=fedavg", "partition.feature_shift.kind=noise", "partition=sampled", "partition.test_fraction=null")
-    _, model, *one = run_tiny(tmp_path / "local", "engine=local", "engine.stack_size=1", *asked)
-    _, other, *two = run_tiny(tmp_path / engine, f"engine={engine}", *asked)
-    assert one == two
-    assert same(model, other)

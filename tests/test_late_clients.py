@@ -7,7 +7,6 @@ import pytest
 from helpers import (
     Scalar,
     build_received,
-    check_overrides,
     close,
     config_of,
     read_rows,
@@ -138,14 +137,6 @@ def test_a_resumed_run_has_the_late_replies_and_the_time(tmp_path):
     assert run_tiny(tmp_path / "again", *late, f"resume={first}") == whole
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("late", ["drop", "stale", "partial"])
-def test_engines_are_equal(tmp_path, late):
-    how = (*SLOW_CLIENTS, f"participation.late={late}")
-    found = [run_tiny(tmp_path / name, *how, f"engine={name}") for name in ("local", "ray", "flower")]
-    assert found[0] == found[1] == found[2]
-
-
 def test_no_clock_leaves_no_trace(tmp_path):
     """A clock alone adds rows. Without them the files are those of a run without it."""
     with_clock, without = run_tiny(tmp_path / "a", "clock=lognormal"), run_tiny(tmp_path / "b")
@@ -155,30 +146,6 @@ def test_no_clock_leaves_no_trace(tmp_path):
         gone = added[:2] if name == "metrics.csv" else added
         lines = new.decode().splitlines(True)
         assert "".join(line for line in lines if line.split(",")[-2] not in gone) == old.decode()
-
-
-LATE = ("clock=lognormal", "participation.deadline=5")
-
-
-@pytest.mark.parametrize(
-    ("key", "overrides"),
-    [
-        ("participation.deadline", ["participation.deadline=5"]),
-        ("participation.deadline", ["clock=lognormal", "participation.deadline=q1.5"]),
-        ("participation.deadline", ["clock=lognormal", "participation.deadline=0"]),
-        ("participation.over_select", ["clock=lognormal", "participation.over_select=1.3"]),
-        ("participation.over_select", ["participation=uniform", "participation.select=2", "participation.over_select=1.3"]),
-        ("participation.late", ["clock=lognormal", "participation.late=stale"]),
-        ("participation.late", [*LATE, "participation.late=stale", "strategy=scaffold"]),
-        ("participation.late", [*LATE, "participation.late=stale", "strategy=fedcrl"]),
-        ("participation.late", [*LATE, "participation.late=partial", "strategy=scaffold"]),
-        ("participation.late", [*LATE, "participation.late=partial", "strategy=fedavg", "strategy.server=fednova"]),
-        ("strategy.weights", [*LATE, "strategy=fedavg", "strategy.weights=known_probability"]),
-    ],
-)
-def test_what_does_not_go_together_is_one_error(key, overrides, expect_error):
-    with expect_error(key):
-        check_overrides(*overrides)
 
 
 def test_shares_of_a_deadline():

@@ -9,6 +9,7 @@ from helpers import build_received, config_of, same, stacked_and_alone
 from networks import Small
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
+from tiny import engines_agree
 
 from contrafed.core import registry
 from contrafed.core.build import build_model
@@ -240,16 +241,10 @@ def test_a_run_writes_the_whole_model_and_its_lines(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_engines_agree_bit_for_bit_with_all_that_drops(tmp_path):
-    models = []
-    for engine in (["engine=local"], ["engine=ray", "engine.workers=1"], ["engine=flower"]):
-        folder = tmp_path / engine[0].partition("=")[2]
-        wanted = [value for value in RUN if not value.startswith("engine")]
-        changes = ("model.target=torchvision.models.efficientnet_b0", "model.freeze=[features.0.*]", "dataset.fraction=0.1")
-        run(config_of(*wanted, *engine, *changes, f"output_dir={folder}"))
-        models.append(load_file(folder / "model.safetensors"))
-    assert same(models[0], models[1])
-    assert same(models[0], models[2])
+@pytest.mark.parametrize("engine", ["ray", "flower"])
+def test_engines_agree_bit_for_bit_with_all_that_drops(tmp_path, engine):
+    changes = ("model.target=torchvision.models.efficientnet_b0", "model.freeze=[features.0.*]", "dataset.fraction=0.1")
+    engines_agree(tmp_path, engine, *RUN, *changes)
 
 
 def test_what_vmap_refuses_runs_one_by_one_and_a_line_says_so(tmp_path, capsys):

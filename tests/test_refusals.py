@@ -9,6 +9,8 @@ from contrafed.runs.setup import compose_deployed_run
 SAMPLED_RUN = "strategy=fedavg strategy.weights=all_clients participation=bernoulli participation.beta=null privacy=central" \
               " privacy.amplification=true"  # fmt: skip
 DEAD_RATE = "num_rounds=300 strategy.local.lr_decay=0.05"
+LATE = "clock=lognormal participation.deadline=5"
+BUFFER = "strategy=fedavg clock=lognormal schedule=buffered schedule.buffer_size=2 schedule.concurrency=4"
 LONE_EXAMPLES = "strategy=fedavg model=cnn_bn partition=iid num_clients=15"
 
 # What is found without data, by its key.
@@ -30,6 +32,7 @@ MISTAKES = {
         "participation=arrival strategy=fedavg strategy.weights=known_probability",
         *(f"strategy=fedavg strategy.server={name} strategy.weights=known_probability"
           for name in ("fedavgm", "fedau", "fedadam", "fedexp", "fednova", "fedawe", "pmfl")),
+        *(f"strategy=fedavg {time} strategy.weights=known_probability" for time in (LATE, BUFFER)),
     ],
     "strategy.local": ["strategy.local=3"],
     "strategy.local.learning_rate": ["strategy.local.learning_rate=1"],
@@ -40,13 +43,25 @@ MISTAKES = {
     "dataset": ["dataset=cifar11", "dataset=CIFAR10", "dataset={a:1}", "dataset=npz", "dataset=hub",
                 "dataset=hub dataset.repository=a/b dataset.download=false dataset.root=/no/such"],
     "dataset.path": ["dataset=npz dataset.path=/no/such.npz"],
-    "partition": ["partition=null"],
+    "dataset.validation_fraction": ["partition=file partition.path=main.py dataset.validation_fraction=0.2"],
+    "partition": ["partition=null", "partition=sampled partition.validation_fraction=0.2",
+                  "partition=own dataset=own dataset.num_classes=3 partition.feature_shift.kind=rotation"],
     "participation": ["participation=markov", "participation=fulll"],
     "participation.path": ["participation=trace", "participation=trace participation.path=/nowhere.csv"],
     "participation.repeat": ["participation=trace participation.repeat=3"],
     "participation.select": [
         *(f"num_clients=10 participation=uniform participation.select={value}" for value in (11, 0, 1.5)),
         "participation=full participation.select=many", "participation=full participation.select=true"],
+    "participation.deadline": [
+        "participation.deadline=5", f"{BUFFER} participation.deadline=3",
+        *(f"clock=lognormal participation.deadline={value}" for value in ("q1.5", 0))],
+    "participation.over_select": [
+        "clock=lognormal participation.over_select=1.3",
+        "participation=uniform participation.select=2 participation.over_select=1.3"],
+    "participation.late": [
+        "clock=lognormal participation.late=stale",
+        *(f"{LATE} participation.late=stale strategy={name}" for name in ("scaffold", "fedcrl")),
+        *(f"{LATE} participation.late=partial strategy={name}" for name in ("scaffold", "fedavg strategy.server=fednova"))],
     "participation.selct": ["participation=full participation.selct=3"],
     "participation.loss_rate": [f"participation=full participation.loss_rate={value}" for value in (-0.1, 1.5, "often")],
     "participation.beta": ["participation=bernoulli participation.beta=0"],
@@ -71,12 +86,16 @@ MISTAKES = {
         "[2,[]]]", "[2,3]]", "[5,[3]]] participation.joins=[[5,[3]]]", "[5,0.6]] participation.joins=[[9,0.5]]")],
     "participation.leaves[1]": ["participation=arrival participation.leaves=[[2,0.5],[3,1.5]]"],
     "model.hidden[0]": ["model.hidden=[a]"],
-    "engine": ["engine=rai"],
+    "clock": [f"{BUFFER} clock=none"],
+    "schedule": [f"{BUFFER} {change}" for change in ("strategy=scaffold", "strategy=fedppo")],
+    "schedule.buffer_size": [f"{BUFFER} schedule.buffer_size=51"],
+    "schedule.concurrency": [f"{BUFFER} schedule.concurrency=0"],
+    "engine": ["engine=rai", f"{BUFFER} engine=flower"],
     "engine.device": ["engine=local engine.device=gpu"],
     "engine.gpus_per_worker": ["engine.gpus_per_worker=1.5", "engine.gpus_per_worker=2"],
     "engine.gpus_per_client": ["engine=flower engine.gpus_per_client=2"],
     "engine.round_timeout": ["engine=flower engine.round_timeout=5"],
-    "attack": ["strategy=local attack=alie"],
+    "attack": ["strategy=local attack=alie", f"{BUFFER} attack=alie"],
     "attack.clients": ["attack=ipm attack.clients=[50]", "attack=label_flip attack.clients=[-1]"],
     "attack.fraction": ["attack=alie attack.fraction=1.5"],
     "attack.z": ["attack=alie attack.z=-1"],
@@ -91,7 +110,7 @@ MISTAKES = {
         "pmfl", "scaffold", "fedavg strategy.server=fedau", "fedavg strategy.server=mifa",
         "fedavg strategy.weights=all_clients", "fedavg strategy.weights=known_probability participation=full")],
     "privacy": [
-        "strategy=fedavg privacy=central aggregation=median",
+        "strategy=fedavg privacy=central aggregation=median", f"{BUFFER} privacy=central privacy.clip_norm=1",
         "strategy=mpfedcon strategy.centre_memory=bank privacy=central",
         # What has no clip, and what epsilon would not hold for.
         *(f"strategy={name} privacy=laplace" for name in ("fedpac", "scaffold", "fedppo", "local")),
@@ -107,7 +126,7 @@ MISTAKES = {
     # What would reveal a rejected reply.
     "engine.max_norm": ["strategy=fedavg privacy=central engine.max_norm=5"],
     "engine.max_norm_ratio": ["strategy=fedavg privacy=central engine.max_norm_ratio=50"],
-    "min_replies": ["strategy=fedavg privacy=central min_replies=2"],
+    "min_replies": ["strategy=fedavg privacy=central min_replies=2", f"{BUFFER} min_replies=3"],
     "on_divergence": ["strategy=fedavg privacy=central on_divergence=stop"],
     "sed": ["sed=1"],
     "extra": ["+extra=1"],
@@ -125,7 +144,13 @@ MISTAKES = {
 }  # fmt: skip
 # What is found with the data: nothing is scored, a log does not go with the strategy, a rate comes to 0, batches of one.
 MISTAKES_WITH_DATA = {
-    "early_stop": ["strategy=fedper early_stop=3", "strategy=fedper eval_clients=false early_stop=1"],
+    "early_stop": [
+        "strategy=fedper early_stop=3", "strategy=fedper eval_clients=false early_stop=1",
+        "strategy=fedper early_stop=1 select_on=test partition.test_fraction=0 partition.validation_fraction=0.2"],
+    "select_on": [
+        "strategy=fedavg select_on=validation",
+        "strategy=fedper select_on=validation dataset.validation_fraction=0.2 partition.test_fraction=0.2"],
+    "model.buffers": ["strategy=fedavg model=cnn_bn privacy=local"],
     "target_accuracy": ["strategy=fedper target_accuracy=0.5", "strategy=fedper eval_clients=false target_accuracy=0.5"],
     "eval_clients": ["strategy=fedper eval_clients=true", "strategy=fedper eval_clients=true partition=sampled"],
     "held_out_clients": ["held_out_clients=4", "held_out_clients=1"],

@@ -1,7 +1,6 @@
 """Validation data: where they come from, and what is selected by them."""
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,9 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from test_loaded import load, write_images
 from test_stopping import NO_LEARNING, SIX_ROUNDS, accuracies, metrics
-from tiny import run_tiny, tiny_workspace
+from tiny import tiny_workspace
 
-from contrafed.config.run_config import resolve
 from contrafed.data.label_flip import flip_labels
 from contrafed.data.loaded import describe_loaded
 from contrafed.data.stratified import cut_stratified
@@ -144,34 +142,6 @@ def test_selecting_on_test_data_is_said_in_one_line(tmp_path, capsys):
     assert sum("selects on test data" in line for line in capsys.readouterr().out.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("asked", "key"),
-    [
-        ("strategy=fedavg select_on=validation", "select_on"),
-        ("strategy=fedper select_on=validation dataset.validation_fraction=0.2", "select_on"),
-        (
-            "strategy=fedper early_stop=1 select_on=test partition.test_fraction=0 partition.validation_fraction=0.2",
-            "early_stop",
-        ),
-    ],
-)
-def test_what_cannot_be_selected_on_is_refused(tmp_path, expect_error, asked, key):
-    with expect_error(key):
-        run(config_of(*with_method("x", *QUICK)[:-1], *asked.split(), f"output_dir={tmp_path}/a"))
-
-
-@pytest.mark.parametrize(
-    ("asked", "key"),
-    [
-        ("partition=sampled partition.validation_fraction=0.2", "partition"),
-        ("partition=file partition.path=main.py dataset.validation_fraction=0.2", "dataset.validation_fraction"),
-    ],
-)
-def test_partitions_that_hold_nothing_out_refuse_validation_fractions(expect_error, asked, key):
-    with expect_error(key):
-        resolve(config_of(*asked.split()))
-
-
 def test_the_objective_of_a_search_is_the_validation_accuracy():
     summary = {"select_on": "validation", "accuracy_final": 0.9, "validation_accuracy_final": 0.4}
     assert launch.read_objective(summary, None) == 0.4
@@ -236,16 +206,3 @@ def test_held_out_clients_select_nothing(tmp_path):
     names = {row["metric"] for row in metrics(tmp_path / "run") if row["split"] == "validation"}
     assert {"accuracy", "held_out/accuracy"} <= names
     assert summary["best_round"] is not None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["ray", "flower"])
-@pytest.mark.parametrize("data", [OWN, CENTRAL])
-def test_engines_agree(tmp_path, engine, data):
-    asked = ("strategy=fedper" if data == OWN else "strategy=fedavg", data, "save_personal=true" if data == OWN else "log=[]")
-    _, _, *one = run_tiny(tmp_path / "local", "engine=local", "engine.stack_size=1", *asked)
-    _, _, *two = run_tiny(tmp_path / engine, f"engine={engine}", *asked)
-    assert one == two
-    files = sorted(path.relative_to(tmp_path / "local") for path in Path(tmp_path / "local").rglob("*.safetensors"))
-    for name in files:
-        assert same(load_file(tmp_path / "local" / name), load_file(tmp_path / engine / name)), name

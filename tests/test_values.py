@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from helpers import config_of, same, workspace_of
-from safetensors.torch import load_file
+from helpers import config_of, stacked_and_alone, workspace_of
 from test_loaded import load
+from tiny import engines_agree
 
 from contrafed.config.run_config import resolve
 from contrafed.core.errors import UserError
@@ -58,12 +58,8 @@ def test_a_run_on_each_kind(write, tmp_path, capsys, kind, told):
 def test_a_stack_equals_its_clients_alone(write, kind):
     path = write(x=ARRAYS[kind])
     workspace = workspace_of(config_for(kind, path, "strategy=moon", "partition.test_fraction=0.2"), dtype=torch.float64)
-    received = [{f"model/{n}": v for n, v in workspace.initial.items()}] * 3
-    together = workspace.client_class(workspace, range(3)).update(received, 1)
-    for client, update in enumerate(together):
-        (alone,) = workspace.client_class(workspace, [client]).update(received[:1], 1)
-        for name, value in alone.tensors.items():
-            torch.testing.assert_close(update.tensors[name], value, atol=1e-9, rtol=1e-9)
+    for update in stacked_and_alone(workspace, rounds=1):
+        for name, value in update.tensors.items():
             assert not torch.equal(value, workspace.initial[name.removeprefix("model/")]) or "bias" in name
 
 
@@ -179,9 +175,5 @@ def test_uci_har_is_generated_with_its_shape():
 @pytest.mark.parametrize("engine", ["ray", "flower"])
 @pytest.mark.parametrize("kind", ARRAYS)
 def test_engines_agree(write, tmp_path, engine, kind):
-    path = write(x=ARRAYS[kind])
-    for name, more in (("local", ("engine=local", "engine.stack_size=1")), (engine, (f"engine={engine}",))):
-        run(config_for(kind, path, "strategy=fedavg", *more, f"output_dir={tmp_path}/{name}"))
-    one, two = (tmp_path / "local", tmp_path / engine)
-    assert (one / "metrics.csv").read_bytes() == (two / "metrics.csv").read_bytes()
-    assert same(load_file(one / "model.safetensors"), load_file(two / "model.safetensors"))
+    data = ("dataset=npz", f"dataset.path={write(x=ARRAYS[kind])}")
+    engines_agree(tmp_path, engine, *QUICK, *data, *NETWORKS[kind], "strategy=fedavg")

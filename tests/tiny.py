@@ -33,6 +33,17 @@ def equals_local(found, local):
     assert found[2:] == local[2:]
 
 
+def engines_agree(folder, engine, *overrides):
+    """Assert that a run leaves the same models and logs with an engine as with engine=local, one client a stack."""
+    for name, more in (("local", ["engine.stack_size=1"]), (engine, [])):
+        summary = run(config_of(*overrides, f"engine={name}", *more, f"output_dir={folder}/{name}"))
+        assert summary["failures"] == summary["replies_rejected"] == 0
+    for name in ("metrics.csv", "clients.csv", "participants.csv"):
+        assert (folder / engine / name).read_bytes() == (folder / "local" / name).read_bytes()
+    for path in (folder / "local").rglob("*.safetensors"):
+        assert same(load_file(path), load_file(folder / engine / path.relative_to(folder / "local"))), path
+
+
 def tiny_workspace(*overrides):
     config = config_of(*TINY_RUN, *overrides)
     workspace = workspace_of(config)
