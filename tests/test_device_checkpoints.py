@@ -3,13 +3,15 @@
 import json
 import os
 import shutil
+from functools import cache
 
 import pytest
 import torch
 from flwr.app import Context, RecordDict
 from helpers import config_of, same, slow
 from safetensors.torch import load_file
-from wire import RUN, Wire, plain, rows_of, run_devices
+from stopped import outcome
+from wire import RUN, SMALL_RUN, Wire, plain, rows_of, run_devices
 
 from contrafed.client_app.files import ClientStateError, Moment, StateDir
 from contrafed.core.errors import UserError
@@ -54,21 +56,12 @@ def memory_of(folder, k, run_id=RUN):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """Return the results of each method's uninterrupted run."""
-    done = {}
 
+    @cache
     def get(name):
-        if name not in done:
-            folder = tmp_path_factory.mktemp(name)
-            small = ("num_clients=3", "eval_every=1", "participation=full", "model=mlp", "model.hidden=[12]")
-            small += ("partition.min_client_size=5", "partition.test_fraction=0.2", "engine=local", "num_rounds=5")
-            run(config_of(f"strategy={name}", *small, f"output_dir={folder}/local"))
-            out = folder / "local"
-            done[name] = (
-                load_file(out / "model.safetensors"),
-                (out / "metrics.csv").read_bytes(),
-                (out / "clients.csv").read_bytes(),
-            )
-        return done[name]
+        folder = tmp_path_factory.mktemp(name) / "local"
+        run(config_of(f"strategy={name}", *SMALL_RUN, "num_rounds=5", f"output_dir={folder}"))
+        return outcome(folder)
 
     return get
 

@@ -34,10 +34,7 @@ def test_a_device_imports_only_what_its_owner_allows(group):
 
 
 def test_a_foreign_module_is_refused_before_it_is_imported(tmp_path):
-    def change(k, message, reply):
-        return reply
-
-    wire = Wire(*plain(), change=change)
+    wire = Wire(*plain())
     original = wire.push_messages
 
     def push(messages):

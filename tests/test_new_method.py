@@ -7,21 +7,9 @@ import sys
 
 import pytest
 from messages import ROOT
+from test_deployment import PACKAGES
 
-FOLDERS = [
-    "benchmarks",
-    "clients",
-    "conf",
-    "contrafed",
-    "docs",
-    "hydra_plugins",
-    "models",
-    "notebooks",
-    "partitions",
-    "results",
-    "strategies",
-    "tests",
-]
+FOLDERS = (*PACKAGES, "benchmarks", "docs", "notebooks", "results", "tests")
 CLIENT = '''"""FedNew: FedAvg whose loss is multiplied."""
 
 from dataclasses import dataclass

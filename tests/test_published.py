@@ -1,12 +1,19 @@
 """Our runs and the papers' tables: the cell of a run, differences, ranks, correlations, and missing cells."""
 
 import math
+import sys
+from pathlib import Path
 
 import pytest
+from messages import ROOT
 from reported import method, write_run
 
 from contrafed.report import published, results, results_pages, tables
+from contrafed.report.groups import group_runs
 from contrafed.report.runs import find
+
+sys.path.insert(0, str(ROOT / "docs" / "generate"))
+import results as generated
 
 CELLS = [
     {"metric": metric, "setting": "bernoulli", "value": f"{prefix}accuracy_top5_mean", "std": None}
@@ -226,3 +233,75 @@ def test_where_columns_have_one_method_settings_are_ranked(tmp_path, monkeypatch
     results.keep(find([tmp_path]), tmp_path / "results", "tried")
     results_pages.write_results_pages(tmp_path)
     assert "| SVHN test accuracy PMFL | 0.50 | 3 |" in (tmp_path / "docs" / "results" / "tried.md").read_text()
+
+
+def test_a_paper_s_table_with_one_method_of_ours_is_a_row_for_each_cell(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(results_pages.plots, "save", lambda figure, stem: [stem.with_suffix(".png"), stem.with_suffix(".pdf")])
+    cells = [{"setting": "bernoulli", "metric": f"{part}_accuracy", "value": "accuracy_final"} for part in ("test", "train")]
+    for name, lr, count in (("pmfl", [], 1), ("fedau", [], 1), ("mifa", ["server_lr=2"], 1), ("fedvarp", ["server_lr=3"], 2)):
+        published = {"paper": "pmfl", "table": "I", "dataset": "SVHN", "method": name, "cells": cells[:count]}
+        write_run(tmp_path / "runs" / name, **method(name, published=published, changed=lr))
+    results.keep(find([tmp_path / "runs"]), tmp_path / "results", "tried")
+    results.keep(find([write_run(tmp_path / "own", (0.1, 0.5))]), tmp_path / "results", "own")
+    results_pages.write_results_pages(tmp_path)
+    page = Path("docs/results/tried.md").read_text()
+    heads = [line for line in page.splitlines() if line.startswith("#")]
+    columns = ["### SVHN bernoulli, test accuracy"]
+    correlation = "### Spearman's correlation with the published values"
+    assert heads == ["# tried", "## PMFL, Table I", *columns, correlation, "## Single methods", "## Figures", "## All runs"]
+    assert "| PMFL | 70.00 | 87.47 | -17.47 | " in page
+    assert "| PMFL, Table I | server_lr=2 | SVHN bernoulli, test accuracy | MIFA | 70.00 | " in page
+    cells = [line for line in page.splitlines() if " | server_lr=3 | " in line]
+    assert [line.split(" | ")[2] for line in cells] == ["SVHN bernoulli, train accuracy", "SVHN bernoulli, test accuracy"]
+    assert "## Single methods" not in Path("docs/results/own.md").read_text()
+
+
+def targets(folder, *keys):
+    """Return {the row's cells under ``keys``: FedAvg's last, rounds and MiB to it}."""
+    table = tables.runs_table(find([folder]), "t")
+    return {tuple(row[table.heads.index(key)] for key in keys): row[-3:] for row in table.rows}
+
+
+def test_rounds_are_counted_to_fedavgs_last_in_the_same_setting(tmp_path):
+    """FedAvg's last accuracy differs under another pattern."""
+    # A method's own keys and its evaluation do not change the setting.
+    for pattern, last in (("full", 0.7), ("cyclic", 0.4)):
+        here = {"participation": {"name": pattern}}
+        write_run(tmp_path / f"fedavg-{pattern}", (0.1, 0.3, last), **here, evaluate_after="download")
+        for weight in (1, 2):
+            strategy = {**method("moon")["strategy"], "contrast_weight": weight}
+            write_run(
+                tmp_path / f"moon-{pattern}-{weight}", (0.1, 0.5, 0.6), strategy=strategy, **here, evaluate="after_training"
+            )
+    write_run(tmp_path / "alone", participation={"name": "uniform"}, **method("moon"))
+    found = targets(tmp_path, "method", "participation", "contrast_weight")
+    assert found["fedavg", "full", "-"] == ("70.00", "20", "12")
+    assert found["fedavg", "cyclic", "-"] == ("40.00", "20", "12")
+    for weight in ("1", "2"):
+        assert found["moon", "full", weight] == ("70.00", "-", "-")
+        assert found["moon", "cyclic", weight] == ("40.00", "10", "6")
+    assert found["moon", "uniform", "1"] == ("", "", "")  # it does not say its weight: today's default
+
+
+def test_fedavg_stands_beside_a_method_with_keys_of_its_own(tmp_path):
+    strategy = {**method("moon")["strategy"], "contrast_weight": 2}
+    write_run(tmp_path / "moon", strategy=strategy, evaluate="after_training")
+    write_run(tmp_path / "fedavg", evaluate_after="download")
+    write_run(tmp_path / "elsewhere", evaluate_after="download", participation__name="cyclic")
+    own, compared = generated.beside_fedavg("moon", group_runs(find([tmp_path])))
+    assert [group.method for group in own] == ["moon"]
+    assert [(group.method, dict(group.setting)["participation.name"]) for group in compared] == [
+        ("fedavg", "full"),
+        ("moon", "full"),
+    ]
+
+
+def test_what_fedavg_itself_varies_is_a_setting(tmp_path):
+    for rate, last in ((0.1, 0.7), (0.01, 0.2)):
+        strategy = {"server": "fedavg", "local": {"lr": rate}}
+        write_run(tmp_path / f"fedavg-{rate}", (0.1, last), strategy={"name": "fedavg", **strategy})
+        write_run(tmp_path / f"moon-{rate}", (0.1, 0.5), strategy={"name": "moon", **strategy})
+    found = targets(tmp_path, "method", "local.lr")
+    assert found["moon", "0.1"] == ("70.00", "-", "-")
+    assert found["moon", "0.01"] == ("20.00", "10", "6")

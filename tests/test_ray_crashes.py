@@ -1,12 +1,17 @@
 """Killed Ray workers in training, in evaluation, between rounds, or for lack of memory: the numbers stay."""
 
+import json
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
-from tiny import equals_local, run_tiny
+from tiny import HALF_AVAILABLE, TINY_RUN, equals_local, run_tiny
 
 import contrafed.engines.ray
+from contrafed.core.errors import RunStopped
+from contrafed.engines import ray_liveness
+from contrafed.runs.run import compose, run
 
 KILLS = 3  # in each run
 
@@ -95,3 +100,89 @@ def test_a_worker_that_ray_ends_for_want_of_memory(tmp_path, local_runs, monkeyp
     found = run_tiny(tmp_path / "run", "strategy=fedavg", "engine=ray", "engine.workers=2")
     assert len(told) == KILLS
     equals_local(found, local_runs("fedavg"))
+
+
+ON_RAY = ("engine=ray", "engine.workers=2", "strategy=fedcrl")
+
+
+class Stopped(contrafed.engines.ray.Worker):
+    """A worker that stops itself at its first message, once in a run."""
+
+    folder = ""
+
+    def _results(self, records, batch, *states):
+        try:
+            os.close(os.open(f"{self.folder}/stopped", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return super()._results(records, batch, *states)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return super()._results(records, batch, *states)
+
+
+@pytest.fixture
+def stopping(tmp_path, monkeypatch, use_worker):
+    monkeypatch.setattr(Stopped, "folder", str(tmp_path))
+    use_worker(Stopped)
+    return tmp_path / "stopped"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("timeout", [[], ["engine.round_timeout=600"]])
+def test_a_stopped_worker_is_replaced(tmp_path, local_runs, monkeypatch, stopping, timeout):
+    monkeypatch.setattr(ray_liveness, "MAX_SILENT_SECONDS", 3 * ray_liveness.BEAT_SECONDS)
+    found = run_tiny(tmp_path / "run", *ON_RAY, *timeout)
+    assert stopping.exists()
+    equals_local(found, local_runs("fedcrl"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ray_liveness.VITAL_PROCESSES)
+def test_a_run_whose_ray_was_killed_ends_in_one_line_and_resumes(tmp_path, local_runs, name):
+    from ray._private import worker
+
+    def kill(server_round, values):
+        if server_round == 2:
+            (about,) = worker._global_node.all_processes[name]
+            os.kill(about.process.pid, signal.SIGKILL)
+
+    overrides = (*TINY_RUN, *HALF_AVAILABLE, *ON_RAY, "checkpoint_every=1", f"output_dir={tmp_path}/run")
+    with pytest.raises(RunStopped) as stopped:
+        run(compose(*overrides), on_round=kill)
+    assert name in str(stopped.value)
+    assert "\n" not in str(stopped.value)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+    assert worker._global_node is None  # the next run starts another
+    assert run(compose(*overrides, "resume=latest"), unique=False)["resumed_from"].endswith(("000001", "000002"))
+    model, metrics, clients = local_runs("fedcrl")[1:]
+    assert (tmp_path / "run" / "metrics.csv").read_bytes() == metrics
+    assert (tmp_path / "run" / "clients.csv").read_bytes() == clients
+
+
+def test_a_worker_is_silent_once_its_heartbeat_is_old(monkeypatch):
+    beats, now = {"a": b"[1]"}, [1000.0]
+    worker = SimpleNamespace(_actor_id=SimpleNamespace(hex=lambda: "a"))
+    monkeypatch.setattr(ray_liveness, "_read", beats.get)
+    monkeypatch.setattr(ray_liveness, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    heartbeats = ray_liveness.Heartbeats()
+    for _ in range(3):
+        assert not heartbeats.is_silent(worker)  # also at the first look after a long time
+        now[0] += ray_liveness.MAX_SILENT_SECONDS
+        beats["a"] += b"1"
+    beats.clear()
+    assert not heartbeats.is_silent(worker)
+    now[0] += ray_liveness.MAX_SILENT_SECONDS - 1
+    assert not heartbeats.is_silent(worker)
+    now[0] += 1
+    assert heartbeats.is_silent(worker)
+
+
+def test_only_rays_vital_processes_end_a_run(monkeypatch):
+    monkeypatch.setattr(ray_liveness, "find_dead_processes", list)
+    with pytest.raises(ValueError, match="mine"), ray_liveness.report_dead_ray():
+        raise ValueError("mine")
+    dead = []
+    monkeypatch.setattr(ray_liveness, "find_dead_processes", lambda: dead)
+    with pytest.raises(RunStopped) as stopped, ray_liveness.report_dead_ray():
+        dead.append("raylet")
+        raise OSError("broken pipe")
+    assert isinstance(stopped.value.__cause__, OSError)

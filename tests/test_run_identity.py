@@ -3,6 +3,7 @@
 import fcntl
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ from test_sweep_runs import DIGITS_SWEEP, call_command, list_finished  # noqa: F
 
 from contrafed.config.compose import compose_job
 from contrafed.config.sweep_grid import select_axes
-from contrafed.report import figures, published, results, tables
-from contrafed.report.groups import find_varied_keys, group_runs, usable
+from contrafed.report import figures, pages, published, results, results_pages, tables
+from contrafed.report.groups import MAX_MIXES, describe_mixes, find_varied_keys, group_runs, usable
 from contrafed.report.runs import find, read
 from contrafed.runs.checkpoint import identity
 from contrafed.runs.output.folder import is_held_elsewhere
@@ -236,3 +237,85 @@ def test_a_finished_sweep_says_that_it_saved_no_personal_models(call_command):  
     again = call_command(*asked, "save_personal=true")
     assert again.status == 0
     assert "finished without saving its personal models" in again.out
+
+
+def test_a_link_to_a_run_is_found_and_one_that_leads_back_ends(tmp_path):
+    write_run(tmp_path / "elsewhere")
+    write_run(tmp_path / "sweep" / "real")
+    (tmp_path / "sweep" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "sweep" / "up").symlink_to(tmp_path / "sweep")
+    assert sorted(run.name for run in find([tmp_path / "sweep"])) == ["link", "real"]
+
+
+def test_a_run_has_its_folders_name_from_within_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(write_run(tmp_path / "mine"))
+    assert [run.name for run in find(["."])] == ["mine"]
+
+
+def test_a_change_is_the_same_however_its_number_is_spelled(tmp_path):
+    run = read(write_run(tmp_path / "a"), "a")
+    spelled = [("strategy.local.lr=.1",), ("++strategy.local.lr=0.1",), ("+strategy.local.lr=1e-1",)]
+    assert {replace(run, config={**run.config, "changed": list(c)}).changed_settings for c in spelled} == {
+        ("strategy.local.lr=0.1",)
+    }
+    words = ["strategy=moon", "partition.arguments={a: 1}", "seed=1.0"]
+    assert replace(run, config={**run.config, "changed": words}).changed_settings == (
+        "partition.arguments={a: 1}",
+        "seed=1",
+        "strategy=moon",
+    )
+
+
+@pytest.mark.parametrize("name", ["pmfl/table1", "../runs", ".."])
+def test_a_name_of_results_is_no_path(tmp_path, name, expect_error):
+    with expect_error():
+        results.keep([read(write_run(tmp_path / "a"), "a")], tmp_path / "results", name)
+    assert not (tmp_path / "results").exists()
+
+
+DIFFERENT = {
+    "data": ({"data_fingerprint": "aa"}, {"data_fingerprint": "bb"}, "data_fingerprint (aa, bb)"),
+    "engine": ({"engine": "local"}, {"engine": "ray"}, "engine (local, ray)"),
+    "commit": ({"commit": "c1"}, {"commit": "c2"}, "commit (c1, c2)"),
+    "version": ({"versions": {"torch": "2.6"}}, {"versions": {"torch": "2.7"}}, "torch (2.6, 2.7)"),
+}
+
+
+def write_two(folder, first, second, name="fedavg"):
+    for seed, summary in enumerate((first, second)):
+        write_run(folder / f"{name}-{seed}", **method(name, seed=seed), summary=summary)
+
+
+@pytest.fixture
+def no_figures(monkeypatch):
+    monkeypatch.setattr(pages.plots, "save", lambda figure, stem: [stem.with_suffix(".png"), stem.with_suffix(".pdf")])
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_a_row_of_unlike_runs_is_named_in_one_line(tmp_path, no_figures, what):
+    first, second, said = DIFFERENT[what]
+    write_two(tmp_path / "runs", first, second)
+    write_two(tmp_path / "runs", first, first, "moon")
+    pages.write(find([tmp_path / "runs"]), tmp_path / "report", "t")
+    (line,) = [line for line in (tmp_path / "report" / "runs.md").read_text().splitlines() if said in line]
+    assert f"fedavg: {said}" in line
+    assert "moon" not in line
+    results.keep(find([tmp_path / "runs"]), tmp_path / "results", "kept")
+    results_pages.write_results_pages(tmp_path)
+    assert line.replace("fedavg", "FedAvg") in (tmp_path / "docs" / "results" / "kept.md").read_text().splitlines()
+
+
+def test_runs_that_differ_in_their_seed_alone_are_not_named(tmp_path):
+    write_two(tmp_path / "runs", {"commit": "c1", "engine": "local"}, {"commit": "c1"})  # an older run has no engine
+    write_two(tmp_path / "runs", {"commit": "c2"}, {"commit": "c2"}, "moon")
+    assert describe_mixes(group_runs(find([tmp_path / "runs"]))) == ""
+
+
+def test_many_rows_are_counted(tmp_path):
+    for number in range(MAX_MIXES + 2):
+        for seed in (0, 1):
+            changes = {"partition__alpha": number + 1.0, "seed": seed}
+            write_run(tmp_path / "runs" / f"{number}-{seed}", **changes, summary={"commit": str(seed)})
+    line = describe_mixes(group_runs(find([tmp_path / "runs"])))
+    assert line.count("commit (") == MAX_MIXES
+    assert "2 rows more" in line

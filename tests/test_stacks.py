@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers import (
-    METHODS,
     Schedule,
     close,
     config_of,
@@ -16,17 +15,6 @@ from helpers import (
     stacked_and_alone,
     workspace_of,
 )
-
-
-@pytest.mark.parametrize("local", [{}, {"iterations": None, "epochs": 2, "batch_size": 7}], ids=["own", "epochs"])
-@pytest.mark.parametrize("name", [name if name == "pmfl" else slow(name) for name in METHODS])
-def test_stacked_equals_one_by_one(name, local):
-    """Clients of unequal size: with epochs they leave the stack at different steps and have short batches."""
-    schedule = [[0, 1, 2, 3], [1, 3, 4, 5], [0, 1, 6, 7]]
-    alone, _ = digits_run(name, 3, clients=40, schedule=schedule, local=local)
-    for size in (2, 4):
-        stacked, _ = digits_run(name, 3, clients=40, schedule=schedule, local=local, stack_size=size)
-        close(stacked[-1], alone[-1])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
-"""FedYogi and FedAdagrad: by hand."""
+"""Strategies whose server has an optimizer, by hand: FedAdam, FedYogi, FedAdagrad, FedAvgM and FedAGM."""
 
 import pytest
+import torch
 from hand import path, rule_of
 
 
@@ -26,3 +27,38 @@ def test_yogi_falls_slower_than_adam():
         rule = rule_of(name)
         path(rule, [10, 0.1])
         assert float(rule.state["second"]["w"]) == pytest.approx(second, rel=1e-9)
+
+
+def test_fedadam_by_hand():
+    """For D = 1 the first step is 0.1 / (sqrt(0.99e-6 + 0.01) + 0.001) = 0.990050 eta. D = 0 stays, and -D mirrors."""
+    up, _ = path(rule_of("fedadam", server_lr=1.0), [1, 1, None, 0.5])
+    assert up[0] == pytest.approx(0.990050, abs=1e-6)
+    assert up[2] == up[1]
+    down, _ = path(rule_of("fedadam", server_lr=1.0), [-1, -1, None, -0.5])
+    assert down == pytest.approx([-v for v in up], rel=1e-12)
+    assert path(rule_of("fedadam"), [0, 0, 0], start=3.0)[0] == [3, 3, 3]
+
+
+def test_fedavgm_by_hand():
+    """D = 1 each round and rho = 0.5 give 1, 2.5, 4.25. A round without replies changes nothing."""
+    assert path(rule_of("fedavgm", server_momentum=0.5), [1, 1, 1])[0] == [1, 2.5, 4.25]
+    assert path(rule_of("fedavgm", server_momentum=0.5), [1, None, 1, 1])[0] == [1, 1, 2.5, 4.25]
+    assert path(rule_of("fedavgm", server_momentum=0.0, server_lr=0.5), [1, 1])[0] == [0.5, 1]
+
+
+def test_fedagm_by_hand():
+    """D = 1 and rho = 0.5 give W = 1, 2.5, 4.25. The broadcasts are 0, 1.5, 3.25, but W is evaluated."""
+    strategy = rule_of("fedagm", server_momentum=0.5)
+    models, sent = path(strategy, [1, 1, 1])
+    assert models == [1, 2.5, 4.25]
+    assert sent[:2] == [1.5, 3.25]
+    assert strategy.broadcast_for_evaluation({"w": torch.tensor([4.25])})["model/w"].item() == 4.25
+
+
+def test_fedagms_model_moves_by_the_momentum():
+    """W_(t+1) = W_t + m_(t+1) exactly, with m from the broadcast W + rho m."""
+    models, sent = path(rule_of("fedagm", server_momentum=0.5), [1, -2, None, 4])
+    for before, after, ahead in zip([0.0, *models], models, sent, strict=False):
+        if after != before:
+            assert after == before + (ahead - after) / 0.5
+    assert (models[2], sent[2]) == (models[1], sent[1])
