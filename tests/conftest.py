@@ -111,6 +111,14 @@ def local_runs(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def problem(tmp_path_factory):
+    """Return the overrides of the small problem with unusual clients."""
+    from recording import write_problem
+
+    return write_problem(tmp_path_factory.mktemp("problem"))
+
+
+@pytest.fixture(scope="session")
 def whole(tmp_path_factory):
     """Return what PMFL's uninterrupted run of tests/stopped.py leaves."""
     from helpers import config_of

@@ -184,10 +184,7 @@ def build_received(workspace):
 
 def run_scalar(name, rounds, *, start=2.0, targets=(0, 6, 3), stack_size=1, rule=None, **changes):
     """Run a method on the golden problem and return W after each round. ``rule``: another class for the strategy."""
-    local = changes.pop("local", {})
-    strategy = strategy_settings(name, **changes)
-    strategy["local"] |= {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1} | local
-    settings = config_of(f"num_clients={len(targets)}") | {"strategy": strategy}
+    settings = scalar_settings(name, targets, **changes)
     workspace = scalar_workspace(settings, Scalar(start), targets)
     models, _ = run_strategy(workspace, settings, Schedule(rounds), len(rounds), stack_size=stack_size, rule=rule)
     return [float(model["classifier.w"]) for model in models[1:]]
@@ -254,6 +251,26 @@ def digits_run(
     participation = Schedule(schedule or [range(clients)] * num_rounds)
     how = {"stack_size": stack_size, "grid": grid, "may_fail": may_fail, "rule": rule, "wrap": wrap, "aggregation": aggregation}
     return run_strategy(workspace, config, participation, num_rounds, **how)
+
+
+class Through:
+    """A grid whose replies are ``change(messages, replies)``."""
+
+    def __init__(self, grid, change):
+        self.grid, self.change = grid, change
+
+    def __getattr__(self, name):
+        return getattr(self.grid, name)
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        return self.change(messages, list(self.grid.send_and_receive(messages, timeout=timeout)))
+
+
+def scalar_settings(name="fedavg", targets=(0, 6, 3), **changes):
+    """Return settings of the golden problem: a method trains two steps of rate 0.1 on clients with these targets."""
+    local = {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1} | changes.pop("local", {})
+    return config_of(f"num_clients={len(targets)}") | {"strategy": strategy_settings(name, local=local, **changes)}
 
 
 def read_rows(path):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from helpers import Scalar, Schedule, close, config_of, digits_run, run_strategy, scalar_workspace, strategy_settings
+from helpers import Scalar, Schedule, close, digits_run, run_strategy, scalar_settings, scalar_workspace
 
 from contrafed.engines.grid import LocalGrid
 from contrafed.engines.worker import FIRST_NODE_ID
@@ -52,8 +52,7 @@ def client_states(grid):
 
 def scalar_left(name, rounds, *, start=2.0, targets=(0, 6, 3), stack_size=1, **changes):
     """Run a method on the golden problem."""
-    local = {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1, "weight_decay": 0.0} | changes.pop("local", {})
-    settings = config_of(f"num_clients={len(targets)}") | {"strategy": strategy_settings(name, local=local, **changes)}
+    settings = scalar_settings(name, targets, local={"weight_decay": 0.0} | changes.pop("local", {}), **changes)
     workspace, grid = scalar_workspace(settings, Scalar(start), targets), LocalGrid(len(targets), stack_size)
     models, strategy = run_strategy(workspace, settings, Schedule(rounds), len(rounds), grid=grid)
     return Left(models, client_states(grid), strategy, workspace)
@@ -61,8 +60,8 @@ def scalar_left(name, rounds, *, start=2.0, targets=(0, 6, 3), stack_size=1, **c
 
 def scalar_client(name, target, start=0.0, **changes):
     """Return the only client of a scalar problem. ``start`` is the initial model."""
-    local = {"iterations": 1, "epochs": None, "batch_size": 1, "lr": 0.1, "weight_decay": 0.0} | changes.pop("local", {})
-    settings = config_of("num_clients=1") | {"strategy": strategy_settings(name, local=local, **changes)}
+    local = {"iterations": 1, "weight_decay": 0.0} | changes.pop("local", {})
+    settings = scalar_settings(name, (target,), local=local, **changes)
     workspace = scalar_workspace(settings, Scalar(start), (target,))
     return workspace.client_class(workspace, [0])
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from flwr.app import MessageType
-from helpers import Schedule, config_of, run_strategy, workspace_of
+from helpers import Schedule, Through, config_of, run_strategy, workspace_of
 from sklearn.datasets import load_digits
 
 from contrafed.core import codec
@@ -81,16 +81,10 @@ def watch(config, rounds=ROUNDS, *, stack_size=1, evaluate=True, trouble=None, d
                 trouble(stack.server_round, stack.clients, sent)
             return sent
 
-    class Post:
-        def __getattr__(self, name):
-            return getattr(grid, name)
-
-        def send_and_receive(self, messages, *, timeout=None):
-            messages = list(messages)
-            replies = list(grid.send_and_receive(messages, timeout=timeout))
-            for pair in zip(messages, replies, strict=True):
-                (found.trained if pair[0].metadata.message_type == MessageType.TRAIN else found.scored).append(pair)
-            return replies
+    def record(messages, replies):
+        for pair in zip(messages, replies, strict=True):
+            (found.trained if pair[0].metadata.message_type == MessageType.TRAIN else found.scored).append(pair)
+        return replies
 
     def after_round(done):
         found.rounds.append(done)
@@ -105,7 +99,7 @@ def watch(config, rounds=ROUNDS, *, stack_size=1, evaluate=True, trouble=None, d
         Schedule(rounds),
         len(rounds),
         grid=grid,
-        wrap=lambda _: Post(),
+        wrap=lambda grid: Through(grid, record),
         may_fail=trouble is not None,
         evaluated=range(CLIENTS) if evaluate else (),
         after_round=after_round,

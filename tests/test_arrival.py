@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers import Scalar, Schedule, config_of, run_strategy, same, scalar_workspace, slow, strategy_settings, workspace_of
+from helpers import Scalar, Schedule, config_of, run_strategy, same, scalar_settings, scalar_workspace, slow, workspace_of
 from safetensors.torch import load_file
 from tiny import TINY_RUN
 from wire import SMALL_RUN, Wire, plain, rows_of, run_devices
@@ -120,8 +120,7 @@ def test_memory_stays_with_a_client_whose_reply_is_lost(tmp_path):
 @pytest.mark.parametrize(("name", "state"), [("scaffold", "control"), ("feddyn", "gradient")])
 def test_what_server_and_clients_both_keep_is_apart_by_what_was_lost(name, state):
     """Without losses SCAFFOLD's c and FedDyn's h are the mean of the clients' own. With one, client 1's share is missing."""
-    settings = config_of("num_clients=3") | {"strategy": strategy_settings(name)}
-    settings["strategy"]["local"] |= {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1}
+    settings = scalar_settings(name)
     for lost in ((), {(1, 1)}):
         grid = LocalGrid(3, 1)
         schedule = Schedule([[0, 1, 2]], lost)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
-from helpers import Scalar, Schedule, config_of, run_strategy, same, scalar_workspace, strategy_settings
+from helpers import Scalar, Schedule, config_of, run_strategy, same, scalar_settings, scalar_workspace
 from safetensors.torch import load_file
 from tiny import TINY_RUN
 from wire import rows_of
@@ -84,8 +84,7 @@ def test_without_an_attack_there_is_nothing_in_between():
 )
 def test_a_round_by_hand(name, changes, model):
     """Two exact steps of 0.1 from W = 2 towards a = (0, 6, 3) give updates (-0.38, 0.76, 0.19). Client 1 uploads another."""
-    settings = config_of("num_clients=3") | {"strategy": strategy_settings("fedavg", weights="uniform")}
-    settings["strategy"]["local"] |= {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1}
+    settings = scalar_settings(weights="uniform")
     workspace = scalar_workspace(settings, Scalar(2.0))
 
     def wrap(grid):

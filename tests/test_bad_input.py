@@ -284,20 +284,3 @@ def test_a_damaged_checkpoint_is_no_checkpoint(done):
         finally:
             file.write_bytes(good)
     assert checkpoint.find(done) is not None
-
-
-COMMANDS = [
-    ["strategy.local.lr=fast"], ["partition.alpha=-1"], ["participation=bernoulli", "participation.beta=0"],
-    ["model=cnn", "model.kernel=10000000"], ["privacy=central", "strategy=mifa"], ["engine.workers=0"],
-    ["on_divergence=ignore"],
-    ["dataset=npz", "dataset.path=pyproject.toml"], ["partition=file", "partition.path=README.md"], ["init_from=README.md"],
-]  # fmt: skip
-
-
-@pytest.mark.slow
-def test_ten_mistakes_on_the_command_line(tmp_path, call_command, monkeypatch):
-    for number, mistake in enumerate(COMMANDS):
-        done = call_command(*mistake, f"output_dir={tmp_path}/{number}")
-        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), (mistake, done.stderr)
-        assert done.stderr.startswith("error: ")
-    assert list(tmp_path.iterdir()) == []

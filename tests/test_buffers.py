@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import close, config_of, make_local_training, same, slow
-from recording import settings_of, watch, write_problem
+from recording import settings_of, watch
 from test_every import compare
 from torch import nn
 
@@ -23,11 +23,6 @@ SMALL = (
     "model=cnn_bn", "model.channels=[3]", "model.kernel=3", "model.hidden=[8]", "engine=local", "tracker=none",
     "num_clients=4", "num_rounds=2", "eval_every=2", "participation=full", "partition.min_client_size=20",
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def problem(tmp_path_factory):
-    return write_problem(tmp_path_factory.mktemp("problem"))
 
 
 def chosen(method, problem, buffers="average", **local):

@@ -3,9 +3,11 @@
 Other invalid replies are in test_grid.py and test_devices.py. Two exact steps of 0.1 from w towards a = (0, 6, 3).
 """
 
+from itertools import count
+
 import pytest
 from flwr.app import Error, Message, RecordDict
-from helpers import Scalar, Schedule, config_of, run_strategy, scalar_workspace, strategy_settings
+from helpers import Scalar, Schedule, Through, run_strategy, scalar_settings, scalar_workspace
 
 from contrafed.core import codec
 from contrafed.engines.grid import LocalGrid
@@ -14,25 +16,13 @@ from contrafed.engines.worker import FIRST_NODE_ID
 ALL_CLIENTS = [0, 1, 2]
 
 
-class Between:
-    """A grid whose replies pass through ``change(round, replies)``."""
-
-    def __init__(self, grid, change):
-        self.grid, self.change, self.round = grid, change, 0
-
-    def send_and_receive(self, messages, *, timeout=None):
-        self.round += 1
-        return self.change(self.round, list(self.grid.send_and_receive(messages, timeout=timeout)))
-
-
 def rounds_of(schedule, change=lambda server_round, replies: replies, name="fedavg", **settings):
     """Return W after each round of the scalar problem, each round's rejected replies, and the grid."""
-    config = config_of("num_clients=3") | {"strategy": strategy_settings(name, weights="uniform", **settings)}
-    config["strategy"]["local"] |= {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1}
-    grid, rejected = LocalGrid(3, 1), []
+    config, grid, rejected, rounds = scalar_settings(name, weights="uniform", **settings), LocalGrid(3, 1), [], count(1)
     models, _ = run_strategy(
         scalar_workspace(config, Scalar(2.0)), config, Schedule(schedule), len(schedule), grid=grid, may_fail=True,
-        wrap=lambda grid: Between(grid, change), after_round=lambda done: rejected.append(dict(done.rejected)),
+        wrap=lambda grid: Through(grid, lambda _, replies: change(next(rounds), replies)),
+        after_round=lambda done: rejected.append(dict(done.rejected)),
     )  # fmt: skip
     return [float(model["classifier.w"]) for model in models[1:]], rejected[1:], grid
 

@@ -50,7 +50,7 @@ def fill(folder):
 
 def command(*overrides):
     """Run the command line on a small run, in its own process."""
-    words = [sys.executable, "main.py", "strategy=pmfl", *SMALL_RUN, "partition.min_client_size=5", *overrides]
+    words = [sys.executable, "main.py", "strategy=pmfl", *SMALL_RUN, *overrides]
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=900)
 
 
@@ -58,13 +58,6 @@ def one_line(found, says):
     """Assert that a command failed with one line that names the cause, and with nothing else."""
     assert found.returncode == 1, found.stderr
     assert re.fullmatch(rf"error: cannot write to .*{says}.*\n", found.stderr), found.stderr
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    run(config_of("strategy=pmfl", *SMALL_RUN, "partition.min_client_size=5", f"output_dir={folder}"))
-    return outcome(folder)
 
 
 @pytest.mark.slow
@@ -75,13 +68,13 @@ def test_a_disk_that_fills_up_ends_a_run_in_one_line_and_it_goes_on_where_there_
         kept = checkpoint.find(disk / "run")
         assert 1 <= kept.server_round < 7
         subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)
-        small = ("strategy=pmfl", *SMALL_RUN, "partition.min_client_size=5", "resume=latest")
+        small = ("strategy=pmfl", *SMALL_RUN, "resume=latest")
         run(config_of(*small, "checkpoint_every=1", "checkpoint_keep=50", f"output_dir={disk}/run"))
         assert equal(outcome(disk / "run"), whole)
 
 
 def test_a_disk_that_became_read_only(tmp_path, whole):
-    small = ("strategy=pmfl", *SMALL_RUN, "partition.min_client_size=5", "checkpoint_every=2")
+    small = ("strategy=pmfl", *SMALL_RUN, "checkpoint_every=2")
     with small_disk(tmp_path / "disk", 4096) as disk:
         run(config_of(*small, f"output_dir={disk}/run"))
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
@@ -117,7 +110,7 @@ PLACES = {
 )
 def test_wherever_the_disk_fails_the_last_checkpoint_is_whole(tmp_path, monkeypatch, whole, place):
     module, name, fault, good = PLACES[place]
-    small = ("strategy=pmfl", *SMALL_RUN, "partition.min_client_size=5", "checkpoint_every=2", f"output_dir={tmp_path}/run")
+    small = ("strategy=pmfl", *SMALL_RUN, "checkpoint_every=2", f"output_dir={tmp_path}/run")
     with monkeypatch.context() as patch:
         write = RoundLog.write
 
@@ -155,7 +148,7 @@ def test_a_slow_disk_only_takes_time(tmp_path, monkeypatch, whole):
     flush = RunRecorder.flush
     monkeypatch.setattr(contrafed.runs.checkpoint, "write", slow)
     monkeypatch.setattr(RunRecorder, "flush", lambda self: (time.sleep(0.05), flush(self)))
-    small = ("strategy=pmfl", *SMALL_RUN, "partition.min_client_size=5", "checkpoint_every=3", f"output_dir={tmp_path}/run")
+    small = ("strategy=pmfl", *SMALL_RUN, "checkpoint_every=3", f"output_dir={tmp_path}/run")
     run(config_of(*small))
     assert equal(outcome(tmp_path / "run"), whole)
     assert max(most) == 1

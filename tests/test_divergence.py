@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from helpers import Schedule, config_of, run_strategy, same, sized_workspace, slow
+from helpers import Schedule, Through, config_of, run_strategy, same, sized_workspace, slow
 from messages import ROOT
 from tiny import TINY_RUN
 
@@ -130,23 +130,12 @@ def test_a_run_whose_last_rounds_all_fail_is_finished_whether_it_was_stopped_or_
     assert run(config_of(*wanted, "resume=latest", f"output_dir={tmp_path}/whole"))["status"] == "finished"
 
 
-class LastFirst:
-    """A grid whose replies arrive in reverse order. Flower's arrive when they are ready."""
-
-    def __init__(self, grid):
-        self.grid = grid
-
-    def __getattr__(self, name):
-        return getattr(self.grid, name)
-
-    def send_and_receive(self, messages, *, timeout=None):
-        return list(self.grid.send_and_receive(messages, timeout=timeout))[::-1]
-
-
 def test_clients_are_named_by_their_numbers_whoever_was_first():
+    """Replies arrive in reverse order here. Flower's arrive when they are ready."""
     workspace, rounds = sized_workspace("fedavg", [20] * 3, local={"epochs": None, "iterations": 3, "lr": 1e200}), []
     settings = config_of("strategy=fedavg", "num_clients=3", "participation=full")
-    run_strategy(workspace, settings, Schedule([range(3)]), 1, wrap=LastFirst, may_fail=True, after_round=rounds.append)
+    how = {"wrap": lambda grid: Through(grid, lambda _, replies: replies[::-1]), "after_round": rounds.append}
+    run_strategy(workspace, settings, Schedule([range(3)]), 1, may_fail=True, **how)
     assert [line.split(",")[0] for line in rounds[1].diverged] == ["client 0", "client 1", "client 2"]
     assert rounds[1].failures == rounds[1].diverged
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from accelerator import NAME, accelerator, crossings
 from helpers import SEVERAL, close, same, slow, workspace_of
-from recording import ROUNDS, STACK_SIZE, numbers, sent_tensors, settings_of, shapes, watch, write_problem
+from recording import ROUNDS, STACK_SIZE, numbers, sent_tensors, settings_of, shapes, watch
 
 from contrafed.config.run_config import resolve, server_of
 from contrafed.core import registry
@@ -34,11 +34,6 @@ def slow_but_for(names):
 
 SLOW_FOR_OTHERS = slow_but_for(SEVERAL)
 SLOW_FOR_MOST = slow_but_for(("pmfl", "scaffold"))
-
-
-@pytest.fixture(scope="session")
-def problem(tmp_path_factory):
-    return write_problem(tmp_path_factory.mktemp("problem"))
 
 
 @pytest.fixture(scope="module", params=METHODS)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Context, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
-from helpers import METHODS, Schedule, digits_run, run_strategy, same, workspace_of
+from helpers import METHODS, Schedule, Through, digits_run, run_strategy, same, workspace_of
 from tiny import tiny_workspace, train_message
 
 import contrafed.client_app.app
@@ -83,15 +83,12 @@ def test_a_faulty_client_fails_alone_and_keeps_its_memory(monkeypatch):
     monkeypatch.setattr(workspace.client_class, "local_update", local_update)
     held = []
 
-    class Spy:
-        node_ids = grid.node_ids
+    def look(messages, replies):
+        held.append({n: {k: t.clone() for k, t in grid.client_states.get(n).items()} for n in grid.client_states})
+        return replies
 
-        def send_and_receive(self, messages, *, timeout=None):
-            replies = list(grid.send_and_receive(messages, timeout=timeout))
-            held.append({n: {k: t.clone() for k, t in grid.client_states.get(n).items()} for n in grid.client_states})
-            return replies
-
-    _, strategy = run_strategy(workspace, config, Schedule([range(4)] * 2), 2, grid=grid, wrap=lambda g: Spy(), may_fail=True)
+    how = {"grid": grid, "wrap": lambda grid: Through(grid, look), "may_fail": True}
+    _, strategy = run_strategy(workspace, config, Schedule([range(4)] * 2), 2, **how)
     assert strategy.round.rejected["failed"] == 1
     (said,) = strategy.round.failures
     assert re.fullmatch(r"client 2, round 2, step 0: RuntimeError: broken sensor \(tests/test_grid\.py, line \d+\)", said)
@@ -190,18 +187,13 @@ def test_legacy_client_fn():
 def poison_grid(kind):
     """Return a grid whose client 1 sends an invalid reply."""
 
-    class Poison:
-        def __init__(self, grid):
-            self.grid, self.node_ids = grid, grid.node_ids
+    def change(messages, replies):
+        for reply in replies:
+            if reply.metadata.src_node_id == FIRST_NODE_ID + 1:
+                kind(reply)
+        return replies
 
-        def send_and_receive(self, messages, *, timeout=None):
-            replies = list(self.grid.send_and_receive(messages, timeout=timeout))
-            for reply in replies:
-                if reply.metadata.src_node_id == FIRST_NODE_ID + 1:
-                    kind(reply)
-            return replies
-
-    return Poison
+    return lambda grid: Through(grid, change)
 
 
 def first_name(reply):

@@ -11,10 +11,10 @@ from helpers import (
     config_of,
     read_rows,
     run_strategy,
+    scalar_settings,
     scalar_workspace,
     sized_workspace,
     slow,
-    strategy_settings,
 )  # fmt: skip
 
 from contrafed.core.client_run import choose
@@ -40,8 +40,7 @@ def move(w, target, steps=2):
 
 def run_by_hand(rounds, **participation):
     """Return W after each round, and each round's log of simulated time."""
-    settings = config_of("num_clients=3") | {"strategy": strategy_settings("fedavg")}
-    settings["strategy"]["local"] |= {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1}
+    settings = scalar_settings(targets=TARGETS)
     pattern = choose("participation", config_of("participation=full")["participation"] | participation)
     there, seen = make_participation(pattern, lambda: None, 3, 0), []
     how = {

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import close, config_of, make_local_training, workspace_of
+from helpers import config_of, make_local_training, workspace_of
 from omegaconf import OmegaConf
 from torch import nn
 from torch.func import functional_call, vmap
@@ -247,16 +247,11 @@ def test_dropout_factors_reach_the_classifier_only():
     torch.testing.assert_close(dropped.logits, model.classifier(plain.z * mask))
 
 
-def pmfl_client(clients=1):
-    config = config_of("strategy=fedavg", "num_clients=4", "model=cnn_pmfl", "model.hidden=[12,9]", "model.dropout=0.4")
-    workspace = workspace_of(config, dtype=torch.float64)
-    return workspace.client_class(workspace, range(clients))
-
-
 def test_dropout_before_each_hidden_layer_and_the_classifier():
     """FedAU's network: the loss and its gradient change at each place, and each has separate draws."""
-    client = pmfl_client()
-    workspace, params = client.workspace, client.workspace.initial
+    config = config_of("strategy=fedavg", "num_clients=4", "model=cnn_pmfl", "model.hidden=[12,9]", "model.dropout=0.4")
+    workspace = workspace_of(config, dtype=torch.float64)
+    client, params = workspace.client_class(workspace, [0]), workspace.initial
     assert workspace.model.dropped == ("classifier", "projector.0", "projector.2")
     stack = ClientStack([0], [workspace.federation.partition.train(0)], 1, params, {}, {})
     batch = Batches.draw(workspace, make_local_training(iterations=1, batch_size=16), stack, "batches").at(0, 1)
@@ -278,14 +273,6 @@ def test_dropout_before_each_hidden_layer_and_the_classifier():
         assert losses[0] == client.task_loss(workspace.model(batch.x[0]), tree_map(lambda t: t[0], batch)).item()
 
 
-def test_clients_of_a_stack_have_the_dropout_that_they_have_alone():
-    client = pmfl_client(2)
-    received = [{f"model/{n}": v for n, v in client.workspace.initial.items()}] * 2
-    for k, update in enumerate(client.update(received, 1)):
-        alone = client.workspace.client_class(client.workspace, [k]).update(received[:1], 1)[0]
-        close(update.tensors, alone.tensors)
-
-
 def test_the_classifiers_dropout_is_drawn_whatever_other_layers_have_it():
     drawn = [draw_dropout(0.2, layer, 9, 50, 0, "batches", 3, 1) for layer in ("classifier", "projector.0", "projector.2")]
     assert not torch.equal(drawn[0], drawn[1])
@@ -301,18 +288,16 @@ def test_projection_is_the_projector():
 
 
 def test_faults_are_one_line(expect_error):
-    with expect_error("model"):
-        make("cnn", 1, 7)
-    with expect_error("model"):
-        make("cnn", 4, 32)
-    with expect_error("model.hiden"):
-        settings_of("cnn", hiden=3)
-    with expect_error("model.dropout"):
-        settings_of("cnn", dropout=1.0)
-    with expect_error("model"):
-        build_model(settings_of("cnn", channels=[8] * 4), 1, (8, 8), 10, 0)
-    with expect_error("model.channels"):
-        settings_of("cnn", channels=[])
+    for key, shape, changes in (
+        ("model", (1, 7), {}),
+        ("model", (4, 32), {}),
+        ("model.hiden", (1, 8), {"hiden": 3}),
+        ("model.dropout", (1, 8), {"dropout": 1.0}),
+        ("model", (1, 8), {"channels": [8] * 4}),
+        ("model.channels", (1, 8), {"channels": []}),
+    ):
+        with expect_error(key):
+            make("cnn", *shape, **changes)
 
 
 def test_group_norm_computes_in_full_precision_whatever_comes_in():

@@ -11,12 +11,14 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from helpers import (
     Scalar,
     Schedule,
+    Through,
     close,
     config_of,
     digits_run,
     read_rows,
     run_strategy,
     same,
+    scalar_settings,
     scalar_workspace,
     slow,
     strategy_settings,
@@ -94,17 +96,6 @@ def stub(settings, sizes):
     )  # fmt: skip
 
 
-class Watching:
-    """A grid that records the messages sent through it."""
-
-    def __init__(self, grid):
-        self.grid, self.sent = grid, []
-
-    def send_and_receive(self, messages, *, timeout=None):
-        self.sent.append(list(messages))
-        return self.grid.send_and_receive(self.sent[-1], timeout=timeout)
-
-
 class Shifted(FedAvg):
     """Client k starts from W + k + 1, and W + 10 k + 1 is evaluated. Client 0 receives the common model."""
 
@@ -121,27 +112,20 @@ class Shifted(FedAvg):
 
 
 def scalar_run(rule, rounds, **changes):
-    strategy = strategy_settings("fedavg")
-    strategy["local"] |= {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1} | changes
-    settings = config_of("num_clients=3") | {"strategy": strategy}
-    grids = []
-
-    def wrap(grid):
-        grids.append(Watching(grid))
-        return grids[0]
-
+    """Return the models, the strategy, and the messages of each round."""
+    settings, sent = scalar_settings(local=changes), []
+    how = {"wrap": lambda grid: Through(grid, lambda messages, replies: sent.append(messages) or replies), "rule": rule}
     workspace = scalar_workspace(settings, Scalar(2.0))
-    models, made = run_strategy(workspace, settings, Schedule(rounds), len(rounds), wrap=wrap, rule=rule)
-    return models, made, grids[0]
+    return *run_strategy(workspace, settings, Schedule(rounds), len(rounds), **how), sent
 
 
 def test_what_a_client_alone_receives_is_what_it_trains_from_and_what_its_change_is_of():
     """Two exact steps of 0.1 from w towards a: a + 0.81 (w - a); a = (0, 6, 3), w = (2, 4, 5)."""
-    models, rule, grid = scalar_run(Shifted, [[0, 1, 2]])
+    models, rule, sent = scalar_run(Shifted, [[0, 1, 2]])
     assert [float(m["classifier.w"]) for m in rule.models] == pytest.approx([1.62, 4.38, 4.62])
     assert [float(d["classifier.w"]) for d in rule.deltas] == pytest.approx([-0.38, 0.38, -0.38])
     assert float(models[-1]["classifier.w"]) == 2  # what a strategy leaves out does not change
-    records = [message.content["arrays"] for message in grid.sent[0]]
+    records = [message.content["arrays"] for message in sent[0]]
     assert [float(codec.from_record(record)["model/classifier.w"]) for record in records] == [2, 4, 5]
 
 
@@ -215,9 +199,9 @@ def test_a_rule_chooses_once_a_round_and_knows_the_run():
             asked.append(server_round)
             return super().select(server_round)[::-1][:2]
 
-    _, rule, grid = scalar_run(Chooses, [[0, 1, 2], [], [1]], lr_decay=0.5)
+    _, rule, sent = scalar_run(Chooses, [[0, 1, 2], [], [1]], lr_decay=0.5)
     assert asked == [1, 2, 3]
-    assert [len(messages) for messages in grid.sent] == [2, 0, 1]
+    assert [len(messages) for messages in sent] == [2, 0, 1]
     assert rule.round.participants.tolist() == [1]
     assert (rule.seed, rule.num_rounds, rule.population.num_clients) == (0, 3, 3)
     assert [rule.rate(t) for t in (1, 2, 3)] == pytest.approx([0.1, 0.05, 0.025])

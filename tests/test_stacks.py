@@ -39,7 +39,7 @@ def test_kept_optimisers_stack(name):
 
 
 def test_stacked_dropout_sees_the_masks_that_each_client_alone_sees():
-    config = config_of("strategy=fedavg", "num_clients=40", "model=cnn", "model.hidden=16", "model.dropout=0.3")
+    config = config_of("strategy=fedavg", "num_clients=40", "model=cnn_pmfl", "model.hidden=[12,9]", "model.dropout=0.3")
     config["strategy"]["local"] |= {"iterations": None, "epochs": 1, "batch_size": 9}
 
     def train_model(stack_size):

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from helpers import Schedule, config_of, read_rows, run_strategy, workspace_of
+from helpers import Schedule, Through, config_of, read_rows, run_strategy, workspace_of
 from reported import write_run
 from tiny import TINY_RUN
 
@@ -55,22 +55,16 @@ def test_bytes_by_count_equal_what_is_serialised_and_the_papers_formula(name, ow
     """In scalars per client and round: both directions, plus the content that formulas leave out."""
     seen = {"down": 0, "up": 0}
 
-    class Wire:
-        def __init__(self, grid):
-            self.grid = grid
-
-        def send_and_receive(self, messages, *, timeout=None):
-            messages = list(messages)
-            for reply in (replies := list(self.grid.send_and_receive(messages, timeout=timeout))):
-                seen["up"] += payload(reply.content["arrays"])
-            seen["down"] += sum(payload(message.content["arrays"]) for message in messages)
-            return replies
+    def count(messages, replies):
+        seen["up"] += sum(payload(reply.content["arrays"]) for reply in replies)
+        seen["down"] += sum(payload(message.content["arrays"]) for message in messages)
+        return replies
 
     more = [own] if own else []
     config = config_of(f"strategy={name}", *more, "num_clients=4", "model=mlp", "model.hidden=[12]", "model.projection=[9]")
     config["strategy"]["local"] |= {"epochs": None, "iterations": 1}
     workspace = workspace_of(config)
-    _, strategy = run_strategy(workspace, config, Schedule([range(3)]), 1, wrap=Wire)
+    _, strategy = run_strategy(workspace, config, Schedule([range(3)]), 1, wrap=lambda grid: Through(grid, count))
     assert (strategy.round.bytes_down, strategy.round.bytes_up) == (seen["down"], seen["up"])
     by_formula = count_scalars(workspace.client_class, workspace.model, workspace.config)
     one_way = [sum(pair) for pair in zip(by_formula, EXTRA_NUMBERS.get(name, (0, 0)), strict=True)]

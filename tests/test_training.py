@@ -171,7 +171,7 @@ def test_each_phase_is_sorted_by_its_own_steps_and_put_back():
             return self.loss(params, batch, {}) | {"mine": loss_inputs["mine"].mean()}
 
     client = Phases(workspace, [0, 1])
-    received = {f"model/{n}": v for n, v in workspace.initial.items()}
+    received = {f"model/{name}": value for name, value in workspace.initial.items()}
     updates = client.update([received] * 2, 1)
     assert seen == [([10, 11], [0, 1], [20, 11])] * 2 + [([5, 3], [0, 1], [20, 11])]
     assert [update.num_examples for update in updates] == [20, 11]
@@ -206,7 +206,7 @@ def test_a_deadline_is_looked_at_before_every_step(monkeypatch):
             self.train(stack, before_step=lambda now: steps.append(now.number) or {})
             return self.make_upload(stack)
 
-    received = {f"model/{n}": v for n, v in workspace.initial.items()}
+    received = {f"model/{name}": value for name, value in workspace.initial.items()}
     with pytest.raises(DeadlineError):
         Watched(workspace, [0, 1]).update([received] * 2, 1, deadline=2.5)
     assert steps == [0, 1, 2]
@@ -222,7 +222,7 @@ def test_what_goes_wrong_is_said_with_client_round_and_step():
             self.train(stack, before_step=lambda now: {} if now.number < 3 else 1 / 0)
             return self.make_upload(stack)
 
-    received = {f"model/{n}": v for n, v in workspace.initial.items()}
+    received = {f"model/{name}": value for name, value in workspace.initial.items()}
     place = rf"\(tests/test_training\.py, line {Broken.local_update.__code__.co_firstlineno + 1}\)"
     with pytest.raises(LocalError, match=rf"^client 1, 0, round 7, step 3: ZeroDivisionError: division by zero {place}$"):
         Broken(workspace, [1, 0]).update([received] * 2, 7)

@@ -11,6 +11,7 @@ from helpers import (
     config_of,
     digits_run,
     run_strategy,
+    scalar_settings,
     scalar_workspace,
     strategy_settings,
     with_images,
@@ -135,8 +136,7 @@ def path(strategy, updates, start=0.0):
 
 def golden_memory(name, rounds, **changes):
     """Return the client states after a run of the golden problem, by client."""
-    local = {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1} | changes.pop("local", {})
-    settings = config_of("num_clients=3") | {"strategy": strategy_settings(name, local=local, **changes)}
+    settings = scalar_settings(name, **changes)
     model = Vector([2.0, 2.0])  # the loss is the first parameter's alone
     model.encoder = torch.nn.Flatten()
     grid = LocalGrid(3, 1)

@@ -62,7 +62,7 @@ def test_a_frozen_encoder_sees_each_image_once(clients, epochs):
             self.train(stack, parts=("projector", "classifier"))
             return self.make_upload(stack)
 
-    received = {f"model/{n}": v for n, v in workspace.initial.items()}
+    received = {f"model/{name}": value for name, value in workspace.initial.items()}
     HeadAlone(workspace, clients).update([received] * len(clients), 1)
     # Under vmap one call serves all clients, and a client with fewer examples is padded.
     longest = max(len(workspace.federation.partition.train(client)) for client in clients)
