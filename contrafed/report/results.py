@@ -10,7 +10,8 @@ last values.
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ FIRST_COLUMNS = (
 )
 # Values of log=[...] that are kept: metrics of clients.csv as their mean over clients, and these metrics of the split fit.
 MEANS, FIT = ("weight", "own_weight", "weight_all"), ("deviation", "features_")
+NAMES = ("scope", "split", "metric")
 WORDS = {*FIRST_COLUMNS[:6], "status", "commit", "hardware", "device", "engine", "data_fingerprint"}
 
 
@@ -91,8 +93,8 @@ def load(path: Path) -> list[FinishedRun]:
     rows = _read(path)
     if not {"run", "configuration"} <= set(rows):
         raise UserError(f"cannot read {path}: it has no columns run and configuration")
-    curves = _read(path.parent / "curves" / path.name)
-    clients = unescape_table(read_table(path.parent / "clients" / path.name, {"run": "str", **CLIENTS}))
+    curves = _by_run(_long(_read(path.parent / "curves" / path.name), path))
+    clients = _by_run(unescape_table(read_table(path.parent / "clients" / path.name, {"run": "str", **CLIENTS})))
     found = []
     for row in rows.to_dict("records"):
         try:
@@ -101,10 +103,15 @@ def load(path: Path) -> list[FinishedRun]:
             raise UserError(f"cannot read {path}: the configuration of {row['run']} is no JSON") from error
         summary = {str(key): _value(str(key), str(cell)) for key, cell in row.items() if cell != ""}
         name = str(row["run"])
-        mine = clients[clients["run"] == name].drop(columns="run")
-        metrics = _long(curves[curves["run"] == name], path)
-        found.append(FinishedRun(name, config, summary, metrics, lambda table=mine: table))  # type: ignore[misc]
+        found.append(FinishedRun(name, config, summary, curves(name), partial(clients, name)))
     return found
+
+
+def _by_run(table: pd.DataFrame) -> Callable[[str], pd.DataFrame]:
+    """Return a function of a run's name that returns its rows."""
+    plain = table.drop(columns="run")
+    places = table.groupby("run").indices
+    return lambda name: plain.iloc[places.get(name, [])]
 
 
 def _read(path: Path) -> pd.DataFrame:
@@ -184,21 +191,17 @@ def _sum_by_round(points: Points, rounds: Sequence[int]) -> Points:
     return list(sums.items())
 
 
-def _long(table: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """Return a run's rows of ``curves`` with the columns of ``metrics.csv``."""
-    long = table.drop(columns="run").melt("round", var_name="key", value_name="value")
+def _long(curves: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """Return ``curves`` with the columns of ``metrics.csv``, after the run's name."""
+    long = curves.melt(["run", "round"], var_name="key", value_name="value")
     long = long[long["value"] != ""]
+    parts = {key: (key.split("/", 2) + [None, None])[:3] for key in curves.columns}
     try:
-        names = (
-            long["key"]
-            .str.split("/", n=2, expand=True)
-            .reindex(columns=[0, 1, 2])
-            .set_axis(["scope", "split", "metric"], axis=1)
-        )
+        names = {name: long["key"].map(lambda key, place=place: parts[key][place]) for place, name in enumerate(NAMES)}
         values = long[["round", "value"]].astype({"round": "int64", "value": "float64"})
     except ValueError as error:
         raise UserError(f"cannot read {path.parent / 'curves' / path.name}: {error}") from error
-    return pd.concat([values["round"], names, values["value"]], axis=1)
+    return pd.DataFrame({"run": long["run"], "round": values["round"], **names, "value": values["value"]})
 
 
 def _clients(run: FinishedRun) -> pd.DataFrame:
