@@ -1,7 +1,6 @@
 """The command line: one clear line for every mistake, sweeps, help, and a run's files."""
 
 import dataclasses
-import fcntl
 import json
 import os
 import subprocess
@@ -212,19 +211,6 @@ def test_a_named_folder_is_never_overwritten(finished_run, call_command):
     done = call_command(*QUICK_RUN, f"output_dir={folder}")
     assert done.returncode == 2
     assert "already holds a run" in done.stderr
-    assert (folder / "metrics.csv").read_bytes() == before
-
-
-def test_two_processes_do_not_write_in_one_folder(finished_run, call_command):
-    folder, _ = finished_run
-    before = (folder / "metrics.csv").read_bytes()
-    elsewhere = os.open(folder, os.O_RDONLY)
-    fcntl.flock(elsewhere, fcntl.LOCK_EX)
-    try:
-        done = call_command(*QUICK_RUN, "resume=latest", f"output_dir={folder}")
-    finally:
-        os.close(elsewhere)
-    assert (done.returncode, done.stderr) == (2, f"error: output_dir: another process writes in {folder}\n")
     assert (folder / "metrics.csv").read_bytes() == before
 
 

@@ -6,7 +6,6 @@ from helpers import check_overrides, config_of
 
 from contrafed.core.client_run import choose
 from contrafed.data.clock import Clock, make_clock
-from contrafed.runs.setup import compose_deployed_run
 
 
 def make(name, num_clients=3, seed=0, **changes):
@@ -77,8 +76,3 @@ def test_a_clock_of_the_users_is_tried(monkeypatch, expect_error):
     monkeypatch.setattr(module.Lognormal, "speeds", Clock.speeds)
     with expect_error("clock"):
         check_overrides("clock=lognormal")
-
-
-def test_devices_refuse_a_clock(expect_error):
-    with expect_error("clock"):
-        compose_deployed_run("clock=lognormal strategy=fedavg")

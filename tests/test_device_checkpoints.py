@@ -49,6 +49,11 @@ def run_until_stopped(folder, *overrides, run_id=RUN, change=None):
         run_devices(folder / "run", clients(folder, run_id, change or stop_in(4)), *LONG_RUN, *overrides)
 
 
+def go_on(folder, *overrides, run_id=SECOND_RUN_ID):
+    """Run the next attempt to its end."""
+    return run_devices(folder / "run", clients(folder, run_id), *LONG_RUN, *overrides, "resume=latest")
+
+
 def memory_of(folder, k, run_id=RUN):
     return load_file(folder / f"state{k}" / "client_state" / f"{run_id}-{k}.safetensors")
 
@@ -72,9 +77,7 @@ def test_a_stopped_run_of_devices_ends_with_the_bytes_of_local(tmp_path, whole, 
     # The result is that of a first attempt stopped at round 2.
     run_until_stopped(tmp_path, f"strategy={name}")
     assert checkpoint.find(tmp_path / "run").server_round == 2
-    *found, summary = run_devices(
-        tmp_path / "run", clients(tmp_path, SECOND_RUN_ID), *LONG_RUN, f"strategy={name}", "resume=latest"
-    )
+    *found, summary = go_on(tmp_path, f"strategy={name}")
     model, metrics, by_client = whole(name)
     assert same(found[0], model)
     assert (found[1], found[2]) == (metrics, by_client)
@@ -90,8 +93,7 @@ def test_wherever_it_stops_and_however_often(tmp_path, whole, where):
     with pytest.raises(Stopped):
         second = clients(tmp_path, SECOND_RUN_ID, stop_in(*where))
         run_devices(tmp_path / "run", second, *LONG_RUN, "strategy=fedcrl", "resume=latest")
-    third = clients(tmp_path, SECOND_RUN_ID + 1)
-    model, metrics, *_ = run_devices(tmp_path / "run", third, *LONG_RUN, "strategy=fedcrl", "resume=latest")
+    model, metrics, *_ = go_on(tmp_path, "strategy=fedcrl", run_id=SECOND_RUN_ID + 1)
     assert same(model, whole("fedcrl")[0])
     assert metrics == whole("fedcrl")[1]
 
@@ -99,8 +101,7 @@ def test_wherever_it_stops_and_however_often(tmp_path, whole, where):
 def test_a_run_that_stopped_before_its_first_checkpoint_begins_anew(tmp_path, whole, capsys):
     run_until_stopped(tmp_path, "strategy=pmfl", "checkpoint_every=5", change=stop_in(3))
     assert memory_of(tmp_path, 0)["participations"] == 3
-    again = clients(tmp_path, SECOND_RUN_ID)
-    found = run_devices(tmp_path / "run", again, *LONG_RUN, "checkpoint_every=5", "strategy=pmfl", "resume=latest")
+    found = go_on(tmp_path, "checkpoint_every=5", "strategy=pmfl")
     assert "beginning with round 1" in capsys.readouterr().out
     assert same(found[0], whole("pmfl")[0])
     assert found[1] == whole("pmfl")[1]
@@ -132,7 +133,7 @@ def test_a_lost_memory_is_told_also_where_the_reply_does_not_count(tmp_path, cap
     how = ("strategy=pmfl", "engine.max_norm=1e-9")
     run_until_stopped(tmp_path, *how)
     remove_state(tmp_path / "state1")
-    *_, metrics, _, summary = run_devices(tmp_path / "run", clients(tmp_path, SECOND_RUN_ID), *LONG_RUN, *how, "resume=latest")
+    *_, metrics, _, summary = go_on(tmp_path, *how)
     assert summary["replies_rejected"] > 0
     assert rows_of(metrics, "state_lost") == {3: 1}
     assert "round 3: client 1 begins with an empty client state: " in capsys.readouterr().out
@@ -142,9 +143,7 @@ def test_a_lost_memory_is_told_also_where_the_reply_does_not_count(tmp_path, cap
 def test_a_client_that_cannot_go_back_says_so_and_begins_anew(tmp_path, capsys, damage):
     run_until_stopped(tmp_path, "strategy=pmfl")
     damage(tmp_path / "state1")
-    *_, metrics, _, summary = run_devices(
-        tmp_path / "run", clients(tmp_path, SECOND_RUN_ID), *LONG_RUN, "strategy=pmfl", "resume=latest"
-    )
+    *_, metrics, _, summary = go_on(tmp_path, "strategy=pmfl")
     assert rows_of(metrics, "state_lost") == {3: 1}
     assert "round 3: client 1 begins with an empty client state: " in capsys.readouterr().out
     assert [int(memory_of(tmp_path, k)["participations"]) for k in range(3)] == [5, 3, 5]
@@ -159,9 +158,7 @@ def test_another_run_on_the_same_devices_leaves_their_state(tmp_path):
         run_devices(tmp_path / "typo", clients(tmp_path, 77), *LONG_RUN, "strategy=pmfl", "num_clients=2")
     assert all(same(memory_of(tmp_path, k), before[k]) for k in range(3))
     run_devices(tmp_path / "other", clients(tmp_path, 78), *LONG_RUN, "strategy=pmfl", "num_rounds=1")
-    *_, metrics, _, summary = run_devices(
-        tmp_path / "run", clients(tmp_path, SECOND_RUN_ID), *LONG_RUN, "strategy=pmfl", "resume=latest"
-    )
+    *_, metrics, _, summary = go_on(tmp_path, "strategy=pmfl")
     assert "state_lost" not in metrics.decode()
     assert summary["failures"] == 0
 
@@ -209,7 +206,7 @@ def test_two_runs_that_go_on_from_the_same_checkpoint_do_not_mix(tmp_path, capsy
     """The clients' disks hold the last attempt's state. The other branch finds nothing and reports so."""
     run_until_stopped(tmp_path, "strategy=pmfl")
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    run_devices(tmp_path / "run", clients(tmp_path, SECOND_RUN_ID), *LONG_RUN, "strategy=pmfl", "resume=latest")
+    go_on(tmp_path, "strategy=pmfl")
     branch = clients(tmp_path, SECOND_RUN_ID + 1)
     _, metrics, *_ = run_devices(tmp_path / "copy", branch, *LONG_RUN, "strategy=pmfl", "resume=latest")
     assert rows_of(metrics, "state_lost") == {3: 3}

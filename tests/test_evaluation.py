@@ -301,9 +301,3 @@ def test_a_run_reports_it_as_personal_beside_the_global_score(tmp_path):
     assert {("personal", "test"), ("global", "test")} <= scopes
     assert len(list((tmp_path / "a" / "personal").iterdir())) == 4
     assert summary["num_rounds"] == 2
-
-
-def test_where_no_client_has_a_test_part_it_is_refused(tmp_path, expect_error):
-    few = ("strategy=fedavg", "num_clients=4", "model=mlp", "engine=local", "num_rounds=1", f"output_dir={tmp_path / 'a'}")
-    with expect_error("evaluate_after"):
-        run(compose(*few, "evaluate_after=local_training"))

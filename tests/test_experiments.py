@@ -253,12 +253,6 @@ def test_a_papers_settings(experiment, overrides, key, code, printed):
     assert not [change for change in other("changed") if "settings" in change]  # both are the paper's
 
 
-@pytest.mark.parametrize("overrides", [["settings=code"], ["experiment=digits", "settings=printed"]])
-def test_settings_need_an_experiment_that_has_them(overrides, expect_error):
-    with expect_error("settings"):
-        compose_job(overrides)
-
-
 def test_supervised_contrast_is_one_method_in_all_tables_of_fedrcl():
     levels = [select(f"fedrcl/{name}", "strategy=fedscl")("strategy.levels") for name in ("figure2", "figure3", "table3")]
     assert levels == [5, 5, 5]

@@ -217,14 +217,6 @@ def test_a_module_that_cannot_be_imported_is_one_line_with_its_place(home, file,
         resolve_mine(home)
 
 
-def test_the_command_says_so_too(home, call_command):
-    write(home / "my_package" / "my_method.py", "\nimport nothing_of_that_name")
-    done = call_command(f"--config-dir={home}/yamls", "strategy=mine", "engine=local")
-    assert (done.returncode, done.stdout) == (2, "")
-    expected = f"'nothing_of_that_name' ({home}/my_package/my_method.py, line 2)"
-    assert done.stderr == f"error: strategy=mine needs the Python package {expected}\n"
-
-
 @pytest.mark.parametrize("arguments", [["--config-dir"], ["-cd="], ["-cd=a", "-cd=b"]])
 def test_the_option_of_a_folder_takes_one(expect_error, arguments):
     with expect_error():

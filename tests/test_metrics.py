@@ -7,8 +7,6 @@ from reported import method, write_run
 from sklearn import metrics as sklearn_metrics
 from tiny import TINY_RUN
 
-from contrafed.config.run_config import check_top
-from contrafed.core.errors import UserError
 from contrafed.core.metrics import FUNCTIONS, confusion, scores_of
 from contrafed.report import figures, results, tables
 from contrafed.report.runs import find
@@ -75,20 +73,6 @@ def test_a_stack_gives_the_scores_that_its_clients_give_alone(tmp_path):
         run(config_of(*named, f"engine.stack_size={size}", f"output_dir={tmp_path}/{size}"))
     alone, stacked = ([r for r in rows_of(tmp_path / str(size)) if r["metric"].startswith("macro_f1")] for size in (1, 6))
     assert [float(r["value"]) for r in alone] == pytest.approx([float(r["value"]) for r in stacked], abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (["makro_f1"], "unknown metrics entry 'makro_f1', did you mean 'macro_f1'? choices: accuracy, macro_f1, "),
-        (["mcc", "mcc"], "metrics names one twice: mcc, mcc"),
-        ("mcc", "metrics must be a list, got 'mcc'"),
-    ],
-)
-def test_a_mistake_is_a_line(names, message):
-    with pytest.raises(UserError) as error:
-        check_top(config_of() | {"metrics": names})
-    assert message in str(error.value)
 
 
 def test_reports_have_them_in_table_and_figure(tmp_path):

@@ -100,9 +100,6 @@ def test_a_saved_global_model_scores_what_it_scored(tmp_path):
 
 
 def test_mistakes_about_saved_models_are_one_line(tmp_path, finish_run, expect_error):
-    with expect_error("save_personal"):
-        run(config_of("strategy=fedavg", *SAVED_RUN, "save_personal=true", f"output_dir={tmp_path}/run"))
-    assert not (tmp_path / "run").exists()
     with expect_error("evaluate_only"):
         run(config_of("evaluate_only=nowhere"))
     with expect_error("evaluate_only"):

@@ -55,28 +55,6 @@ def test_without_an_address_no_other_cluster_is_joined(tmp_path, monkeypatch):
     run_tiny(tmp_path / "run", "strategy=fedavg", "engine=ray", "engine.workers=1", "num_rounds=1")
 
 
-@pytest.mark.slow
-def test_two_ray_nodes_equal_one(tmp_path, local_runs):
-    """A cluster of two Ray nodes on this machine, one worker on each."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    from contrafed.engines.ray import stop_ray
-
-    stop_ray()
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    try:
-        cluster.add_node(num_cpus=1)
-        cluster.wait_for_nodes()
-        overrides = (f"engine.address={cluster.address}", "engine.workers=2", "engine=ray")
-        found = run_tiny(tmp_path / "run", "strategy=pmfl", *overrides)
-        assert len([n for n in ray.nodes() if n["Alive"]]) == 2
-        equals_local(found, local_runs("pmfl"))
-    finally:
-        stop_ray()
-        cluster.shutdown()
-
-
 @EACH_LEAST
 def test_a_killed_worker_is_replaced_and_the_numbers_do_not_change(tmp_path, local_runs, monkeypatch, least):
     """Each of two workers dies before a round. Its messages run again, and PMFL's clients keep their state."""

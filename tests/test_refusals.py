@@ -95,9 +95,13 @@ MISTAKES = {
     "engine.gpus_per_worker": ["engine.gpus_per_worker=1.5", "engine.gpus_per_worker=2"],
     "engine.gpus_per_client": ["engine=flower engine.gpus_per_client=2"],
     "engine.round_timeout": ["engine=flower engine.round_timeout=5"],
-    "attack": ["strategy=local attack=alie", f"{BUFFER} attack=alie"],
+    "attack": [
+        "strategy=local attack=alie", f"{BUFFER} attack=alie",
+        *(f"strategy=fedavg attack={name} attack.fraction=1 num_clients=4" for name in ("ipm", "alie")),
+        *(f"strategy=fedavg attack=ipm num_clients=10 held_out_clients=2 attack.clients={clients}"
+          for clients in ("[8,9]", "[0,1,2,3,4,5,6,7]"))],
     "attack.clients": ["attack=ipm attack.clients=[50]", "attack=label_flip attack.clients=[-1]"],
-    "attack.fraction": ["attack=alie attack.fraction=1.5"],
+    "attack.fraction": ["attack=alie attack.fraction=1.5", "strategy=fedavg attack=ipm attack.fraction=0.04 num_clients=10"],
     "attack.z": ["attack=alie attack.z=-1"],
     "attack.factor": ["attack=scale attack.factor=0"],
     "aggregation.assumed": ["aggregation=krum aggregation.assumed=0.5"],
@@ -136,7 +140,8 @@ MISTAKES = {
     "num_rounds": ["num_rounds=-1", "num_rounds=many", "num_rounds=2.5"],
     "num_clients": ["num_clients=0"],
     "verbose": ["verbose=3"],
-    "metrics": ["metrics=macro_f1"],
+    "metrics": ["metrics=macro_f1", "metrics=[makro_f1]", "metrics=[mcc,mcc]"],
+    "settings": ["settings=code", "experiment=digits settings=printed"],
     "log": ["log=[probability] participation=full"],
     "init_from": ["init_from=/no/such"],
     "output_dir": ["output_dir=", "output_dir=" + 300 * "a"],
@@ -147,6 +152,8 @@ MISTAKES_WITH_DATA = {
     "early_stop": [
         "strategy=fedper early_stop=3", "strategy=fedper eval_clients=false early_stop=1",
         "strategy=fedper early_stop=1 select_on=test partition.test_fraction=0 partition.validation_fraction=0.2"],
+    "evaluate_after": ["strategy=fedavg evaluate_after=local_training"],
+    "save_personal": ["strategy=fedavg save_personal=true"],
     "select_on": [
         "strategy=fedavg select_on=validation",
         "strategy=fedper select_on=validation dataset.validation_fraction=0.2 partition.test_fraction=0.2"],
@@ -175,12 +182,14 @@ MISTAKES_ON_DEVICES = {
     "partition": ["partition=own partition.keep_fraction=0.5"],
     "privacy.seeded_noise": ["privacy=local privacy.seeded_noise=true"],
     "privacy.amplification": [SAMPLED_RUN],
+    "clock": ["clock=lognormal strategy=fedavg"],
     "attack": [f"attack={name}" for name in ("label_flip", "sign_flip", "scale", "noise", "alie", "ipm")],
 }  # fmt: skip
 
 
 def by_key(mistakes):
-    return pytest.mark.parametrize(("key", "asked"), [(key, asked) for key, many in mistakes.items() for asked in many])
+    cases = [pytest.param(key, asked, id=f"{key}-{asked}") for key, many in mistakes.items() for asked in many]
+    return pytest.mark.parametrize(("key", "asked"), cases)
 
 
 @by_key(MISTAKES)
@@ -196,6 +205,10 @@ def test_a_mistake_is_one_line(expect_error, key, asked):
         SAMPLED_RUN,
         *(f"strategy=fedavg privacy=local {change}" for change in ("engine.max_norm=5", "engine.max_norm_ratio=50")),
         *(f"strategy=fedavg privacy=local {change}" for change in ("min_replies=2", "on_divergence=stop")),
+        *(
+            f"strategy=fedavg attack={attack} attack.fraction=1 num_clients=4"
+            for attack in ("alie attack.known=attackers", "sign_flip")
+        ),
     ],
 )
 def test_what_is_near_a_mistake_is_taken(asked):

@@ -6,19 +6,15 @@ import signal
 import httpx
 import pytest
 from helpers import same, slow
-from safetensors.torch import load_file
-from test_deadlines import Clock
+from test_deadlines import Clock, run_on
 from test_devices import expected_without
-from wire import RUN, SMALL_RUN, Wire, plain, rows_of
+from wire import Wire, plain, rows_of
 
 from contrafed.core.errors import RunStopped
 from contrafed.engines import client_registry, device_grid, superlink
-from contrafed.engines.device_grid import DeviceGrid
 from contrafed.engines.superlink import MAX_SILENCE_SECONDS, SuperLink
 from contrafed.runs import server_app
 from contrafed.runs.output import RunRecorder
-from contrafed.runs.server_app import serve
-from contrafed.runs.setup import compose_deployed_run
 from contrafed.training.workspace import uninstall
 
 REQUEST = httpx.Request("POST", "http://127.0.0.1/v1/runtime")
@@ -75,15 +71,6 @@ class FaultyWire(Wire):
             raise self.fault()
 
 
-def run_on(wire, folder, *overrides):
-    config = compose_deployed_run(" ".join([*SMALL_RUN, "strategy=fedavg", *overrides, f"output_dir={folder}"]))
-    try:
-        serve(DeviceGrid(wire, RUN, config.wait_for_clients), config)
-    finally:
-        summary = json.loads((folder / "summary.json").read_text())
-    return load_file(folder / "model.safetensors"), (folder / "metrics.csv").read_bytes(), summary
-
-
 @pytest.mark.parametrize(
     ("call", "fault"),
     [
@@ -94,7 +81,7 @@ def run_on(wire, folder, *overrides):
 )
 def test_a_run_goes_on_after_a_superlink_was_silent(tmp_path, clock, call, fault):
     begin, wire = clock.now, FaultyWire(clock, [call], FAULTS[fault], MAX_SILENCE_SECONDS - 2)
-    model, metrics, summary = run_on(wire, tmp_path / "run")
+    model, metrics, summary = run_on("devices", wire, tmp_path / "run")
     assert clock.now - begin >= MAX_SILENCE_SECONDS - 2
     assert same(model, expected_without())
     assert rows_of(metrics, "failures") == {1: 0, 2: 0, 3: 0}
@@ -104,7 +91,7 @@ def test_a_run_goes_on_after_a_superlink_was_silent(tmp_path, clock, call, fault
 @pytest.mark.parametrize("call", ["push_messages", "pull_messages"])
 def test_a_silent_superlink_holds_up_a_round_to_its_limit(tmp_path, clock, call):
     wire = FaultyWire(clock, [call], FAULTS["silent"], 100)
-    model, metrics, summary = run_on(wire, tmp_path / "run", "engine.round_timeout=90", "eval_every=10")
+    model, metrics, summary = run_on("devices", wire, tmp_path / "run", "engine.round_timeout=90", "eval_every=10")
     assert rows_of(metrics, "failures") == {1: 0, 2: 3, 3: 0}
     assert summary["status"] == "finished"
 
@@ -113,13 +100,13 @@ def test_a_silent_superlink_holds_up_a_round_to_its_limit(tmp_path, clock, call)
 def test_a_run_ends_in_one_line_if_the_superlink_stays_silent(tmp_path, clock, overrides):
     wire = FaultyWire(clock, CALLS, FAULTS["silent"], 1e9)
     with pytest.raises(RunStopped) as stopped:
-        run_on(wire, tmp_path / "run", "checkpoint_every=1", *overrides)
+        run_on("devices", wire, tmp_path / "run", "checkpoint_every=1", *overrides)
     assert "\n" not in str(stopped.value)
     assert MAX_SILENCE_SECONDS <= clock.now - wire.silent_from < MAX_SILENCE_SECONDS + 100
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "failed"
     wire.seconds = 0
-    model, _, summary = run_on(wire, tmp_path / "run", "checkpoint_every=1", "resume=latest", *overrides)
+    model, _, summary = run_on("devices", wire, tmp_path / "run", "checkpoint_every=1", "resume=latest", *overrides)
     assert summary["status"] == "finished"
     if not overrides:
         assert summary["resumed_from"].endswith("000001")
@@ -129,7 +116,7 @@ def test_a_run_ends_in_one_line_if_the_superlink_stays_silent(tmp_path, clock, o
 def test_a_superlink_that_has_ended_the_run_is_not_asked_again(tmp_path, clock, status):
     begin, wire = clock.now, FaultyWire(clock, CALLS, lambda: answered(status), 1e9)
     with pytest.raises(RunStopped) as stopped:
-        run_on(wire, tmp_path / "run")
+        run_on("devices", wire, tmp_path / "run")
     assert clock.now - begin < 5
     assert stopped.value.status == "interrupted"
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "interrupted"
@@ -145,7 +132,7 @@ def test_the_summary_is_whole_though_flower_interrupts_its_process(tmp_path, clo
 
     monkeypatch.setattr(RunRecorder, "save_model", interrupted)
     with pytest.raises(RunStopped):
-        run_on(FaultyWire(clock, CALLS, lambda: answered(401), 1e9), tmp_path / "run")
+        run_on("devices", FaultyWire(clock, CALLS, lambda: answered(401), 1e9), tmp_path / "run")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "interrupted"
 
 
