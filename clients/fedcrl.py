@@ -109,12 +109,12 @@ class FedCRLClient(Client):
 
         Equation 9, the personal head, needs nothing here: the head in ``stack.params`` is the client's own.
         """
-        tau = torch.where(stack.state["participations"] > 0, self._tau(stack), 0.0)
+        tau = torch.where(stack.state["participations"] > 0, self._choose_tau(stack), 0.0)
         for name, previous_body in select_prefix(stack.state, "own").items():
             weight = expand_like(tau, previous_body)
             stack.params[name].copy_(weight * previous_body + (1 - weight) * stack.received[f"model/{name}"])
 
-    def _tau(self, stack: ClientStack) -> Tensor:
+    def _choose_tau(self, stack: ClientStack) -> Tensor:
         """Return tau = e^(-gamma L_Reg) (B,) of clients that have trained before."""
         config, last_loss = self.config, stack.state["contrast"]
         if config.blend == "own":
@@ -122,17 +122,17 @@ class FedCRLClient(Client):
         if config.blend == "global" or (config.contrast_weight == 0 and config.blend_without_contrast == "zero"):
             return torch.zeros_like(last_loss)
         if config.tau_source == "on_receipt":
-            return self._tau_of(self._mean_contrast(stack))
+            return self._compute_tau(self._evaluate_contrast(stack))
         unseen = stack.state["has_contrast"] == 0
         if config.first_tau != "evaluate":
-            return torch.where(unseen, 1.0 if config.first_tau == "one" else 0.0, self._tau_of(last_loss))
-        return self._tau_of(torch.where(unseen, self._mean_contrast(stack), last_loss) if unseen.any() else last_loss)
+            return torch.where(unseen, 1.0 if config.first_tau == "one" else 0.0, self._compute_tau(last_loss))
+        return self._compute_tau(torch.where(unseen, self._evaluate_contrast(stack), last_loss) if unseen.any() else last_loss)
 
-    def _tau_of(self, loss: Tensor) -> Tensor:
+    def _compute_tau(self, loss: Tensor) -> Tensor:
         """Return tau (B,) of losses (B,), and 0 for one that is infinite."""
         return torch.where(loss.isinf(), 0.0, torch.exp(-self.config.blend_rate * loss))
 
-    def _mean_contrast(self, stack: ClientStack) -> Tensor:
+    def _evaluate_contrast(self, stack: ClientStack) -> Tensor:
         """Return the mean contrastive loss (B,) of previous bodies over each client's training part, in evaluation mode.
 
         The mean is over the examples whose class has a prototype. It is infinite without any, so that the client takes the
@@ -143,14 +143,14 @@ class FedCRLClient(Client):
             with self.model.holding(params) as model:
                 z = model.represent(batch.x)
             has_prototype = prototypes["valid"][batch.y] * batch.mask
-            contrast = self._contrast_per_example(z, batch.y, prototypes)
+            contrast = self._compute_contrast(z, batch.y, prototypes)
             return {"sum": (contrast * has_prototype).sum(), "count": has_prototype.sum()}
 
         previous = {n: stack.state[f"own/{n}"] if self.is_shared(n) else v for n, v in stack.params.items()}
         totals = self.over_examples(stack, sums, previous, prototype_table(stack))
         return torch.where(totals["count"] > 0, totals["sum"] / totals["count"].clamp_min(1), torch.inf)
 
-    def _contrast_per_example(self, z: Tensor, y: Tensor, prototypes: Tensors) -> Tensor:
+    def _compute_contrast(self, z: Tensor, y: Tensor, prototypes: Tensors) -> Tensor:
         """Return L_Reg of each example (b,) from representations (b, D), and 0 for a class without a prototype."""
         return prototype_contrast(z, y, prototypes["means"], prototypes["valid"], self.config.temperature)
 
@@ -158,7 +158,7 @@ class FedCRLClient(Client):
         """Return the cross-entropy plus the weighted contrastive loss, which has no gradient in the head."""
         features = self.forward(params, batch)
         task = self.task_loss(features, batch)
-        contrast = masked_mean(self._contrast_per_example(features.z, batch.y, loss_inputs), batch.mask)
+        contrast = masked_mean(self._compute_contrast(features.z, batch.y, loss_inputs), batch.mask)
         fraction = masked_mean(loss_inputs["valid"][batch.y], batch.mask)
         loss = task + self.config.contrast_weight * contrast
         return {"loss": loss, "task": task, "contrast": contrast, "contrasted": fraction}

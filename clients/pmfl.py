@@ -99,7 +99,8 @@ class PMFLClient(Client):
             stack.state["num_pushed"].zero_()
         if self.config.buffer_size:
             previous = {"previous": select_prefix(stack.state, "previous")} if self.keeps_previous else {}
-            prepare = partial(self._prepare_contrast, IterateBuffer(self))
+            buffer = IterateBuffer(self)
+            prepare = partial(self._prepare_contrast, buffer)
             losses = self.train(stack, reference_models={"received": stack.global_model} | previous, before_step=prepare)
         else:
             losses = self.train(stack)
@@ -120,7 +121,7 @@ class PMFLClient(Client):
         received_z = step.reference_outputs["received"]  # Z
         buffered_z, missing = buffer.get_representations(step)
         buffer.push(step)  # Algorithm 1 pushes after the step. The contrast of this step does not see it here either.
-        # The last are the previous model's, if mu needs it.
+        # Last comes the previous model's, for mu alone. Where mu does not need it, Z fills its place.
         reference_z = torch.stack([received_z, *buffered_z, step.reference_outputs.get("previous", received_z)], dim=2)
         directions = F.normalize(reference_z, dim=-1, eps=EPSILON)
         mu = torch.full_like(step.batch.mask, self.config.threshold_value if self.config.threshold == "constant" else 1.0)

@@ -60,12 +60,12 @@ class ScaffoldClient(Client):
         """Train with the correction c - c_k, update c_k, and upload both changes."""
         c_k, c = stack.get_state("client_control"), select_prefix(stack.received, "control")
         self.train(stack, loss_inputs={name: c[name] - c_k[name] for name in c_k})
-        upload = self.make_upload(stack)
-        rates = [self.config.local.total_rate(stack.server_round, size) for size in stack.sizes]
-        for name, value in c.items():
-            total = expand_like(value.new_tensor(rates), value)
-            control_delta = -value - upload[f"delta/{name}"] / total  # c_k+ - c_k = -c + (W - w_end) / (sum of rates)
-            upload[f"control_delta/{name}"] = torch.where(total > 0, control_delta, 0.0)
+        upload = self.make_upload(stack)  # delta = w_end - W
+        rate_sums = [self.config.local.total_rate(stack.server_round, size) for size in stack.sizes]
+        for name in c:
+            rate_sum = expand_like(c[name].new_tensor(rate_sums), c[name])
+            control_delta = -c[name] - upload[f"delta/{name}"] / rate_sum  # c_k+ - c_k = -c + (W - w_end) / (sum of rates)
+            upload[f"control_delta/{name}"] = torch.where(rate_sum > 0, control_delta, 0.0)
         stack.state |= add_prefix("client_control", {name: c_k[name] + upload[f"control_delta/{name}"] for name in c_k})
         return upload
 

@@ -56,35 +56,35 @@ class PMFL(FedAvg):
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Step by the intervals' weights, and mix in the older global models (Algorithm 2)."""
-        intervals, sample_weights = self.intervals.tick(replies.clients), self.sample_weights(replies)
+        mean_intervals, sample_weights = self.intervals.tick(replies.clients), self.sample_weights(replies)
         # x_k. With weights=samples it is multiplied by n_k / mean n.
-        weights = intervals * sample_weights if self.config.adaptive_weights else sample_weights
+        weights = mean_intervals * sample_weights if self.config.adaptive_weights else sample_weights
         self.round.client_metrics["weight"] = (replies.clients, weights)
         current = {name: model[name] for name in self.shared_names}
         start = self.state.get("unmixed") or current
-        models, factors = [start], [1.0]
+        terms, factors = [start], [1.0]
         if len(replies):  # U = W + (eta_g / K) sum_k x_k Delta_k
             rate = self.config.server_lr * (1 if self.config.sign == "descend" else -1)
-            deltas, delta_factors = replies.weighted_terms("delta", weights * rate / self._divisor(weights, sample_weights))
-            models, factors = models + deltas, factors + delta_factors
+            deltas, delta_factors = replies.weighted_terms("delta", weights * rate / self._compute_divisor(weights, sample_weights))
+            terms, factors = terms + deltas, factors + delta_factors
         if self.config.history_step == "unmixed":
-            models, factors = [weighted_sum(models, factors)], [1.0]
-            self.state["unmixed"] = models[0]
+            terms, factors = [weighted_sum(terms, factors)], [1.0]
+            self.state["unmixed"] = terms[0]
         older = self._get_older_models(start)
         psi = self._compute_psi(len(older))
         if psi > 0:  # (1 - psi) U + psi mean(older), in one sum
             outside = self.config.history_step == "outside"
             factors = [(1 - psi) * factors[0], *(factor if outside else (1 - psi) * factor for factor in factors[1:])]
-            models, factors = models + older, factors + [psi / len(older)] * len(older)
+            terms, factors = terms + older, factors + [psi / len(older)] * len(older)
         self.state["history"] = [start, *self.state["history"]][: self._num_older]
-        return weighted_sum(models, factors)
+        return weighted_sum(terms, factors)
 
     def client_weights(self) -> np.ndarray:
         """Return every client's weight: x_k, with ``weights=samples`` times n_k / mean n."""
         sample_weights = self.shares_of(self.population.sizes)
         return self.intervals.weights * sample_weights if self.config.adaptive_weights else sample_weights
 
-    def _divisor(self, weights: np.ndarray, sample_weights: np.ndarray) -> float:
+    def _compute_divisor(self, weights: np.ndarray, sample_weights: np.ndarray) -> float:
         """Return the divisor of the weighted sum, which is the number of participants without AWC."""
         return {
             "all_clients": float(self.population.num_clients_with_data),

@@ -36,9 +36,10 @@ class Scaffold(FederatedStrategy):
         return super().broadcast(model) | add_prefix("control", self.state["control"])
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """Update c, and step."""
+        """Step, and update c."""
         equal_weights = np.ones(len(replies))
-        change = replies.weighted_sum("control_delta", equal_weights / self.population.num_clients_with_data)
         mean_delta = replies.mean("delta", equal_weights)
-        self.state["control"] = {n: (c + change[n]).to(model[n].dtype) for n, c in self.state["control"].items()}
-        return {name: value + self.config.server_lr * mean_delta[name] for name, value in model.items()}
+        new_model = {name: value + self.config.server_lr * mean_delta[name] for name, value in model.items()}
+        c_change = replies.weighted_sum("control_delta", equal_weights / self.population.num_clients_with_data)
+        self.state["control"] = {n: (c + c_change[n]).to(model[n].dtype) for n, c in self.state["control"].items()}
+        return new_model
