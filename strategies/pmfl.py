@@ -65,7 +65,8 @@ class PMFL(FedAvg):
         terms, factors = [start], [1.0]
         if len(replies):  # U = W + (eta_g / K) sum_k x_k Delta_k
             rate = self.config.server_lr * (1 if self.config.sign == "descend" else -1)
-            deltas, delta_factors = replies.weighted_terms("delta", weights * rate / self._compute_divisor(weights, sample_weights))
+            step_sizes = weights * rate / self._compute_divisor(weights, sample_weights)
+            deltas, delta_factors = replies.weighted_terms("delta", step_sizes)
             terms, factors = terms + deltas, factors + delta_factors
         if self.config.history_step == "unmixed":
             terms, factors = [weighted_sum(terms, factors)], [1.0]
