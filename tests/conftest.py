@@ -158,6 +158,17 @@ def use_worker(monkeypatch, request):
 
 
 @pytest.fixture
+def on_path(tmp_path, monkeypatch):
+    """Put the test's folder on the path, and unload its modules afterwards."""
+    known = set(sys.modules)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in set(sys.modules) - known:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+@pytest.fixture
 def quick_devices(monkeypatch):
     """Poll inboxes every hundredth of a second."""
     import contrafed.engines.client_registry

@@ -30,6 +30,8 @@ from contrafed.training.workspace import Workspace, install, uninstall
 METHODS = ("fedavg", "fedprox", "moon", "fedau", "pmfl", "fedrcl")
 # Methods of every kind: with client state, personal parts, tables, uploaded updates, control variates and choices of clients.
 SEVERAL = ("fedavg", "pmfl", "fedcrl", "fedproto", "scaffold", "fedala", "mpfedcon", "fedppo")
+# Participants of the golden runs, with clients counted from 0.
+FULL_COHORTS, PATTERN = [[0, 1, 2]] * 5, [[0, 1], [1], [0, 2], [], [1, 2]]
 PERSONAL_METHODS = ("local", "fedper", "lgfedavg", "fedrep", "fedproto", "mpfedcon", "fedcrl", "fedcosr")
 
 

@@ -8,8 +8,6 @@ from helpers import Scalar, Schedule, close, digits_run, run_strategy, scalar_se
 from contrafed.engines.grid import LocalGrid
 from contrafed.engines.worker import FIRST_NODE_ID
 
-FULL_COHORTS = [[0, 1, 2]] * 5
-PATTERN = [[0, 1], [1], [0, 2], [], [1, 2]]
 ABSENCES = [[0, 1, 2, 3], [1, 2, 5], [], [0, 1, 4, 5], [0, 2, 3, 7]]
 SHORT_TRAINING = {"epochs": 1, "iterations": None, "batch_size": 8, "lr": 0.05}  # unequal data: unequal numbers of steps
 

@@ -1,7 +1,5 @@
 """Clients that attack, in simulation: what they send by hand, who they are, and that nothing else changes."""
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -49,14 +47,12 @@ def test_attackers_are_drawn_by_the_seed_and_more_of_them_have_the_fewer_among_t
 
 
 @pytest.mark.parametrize(("base", "parent"), [("", "(Attackers)"), ("(Attack)", "")])
-def test_an_attack_of_ones_own_that_would_attack_nobody(tmp_path, monkeypatch, base, parent, expect_error):
+def test_an_attack_of_ones_own_that_would_attack_nobody(on_path, base, parent, expect_error):
     imports = "from dataclasses import dataclass\nfrom contrafed.engines.attack import Attack, Attackers\n"
     config = f"@dataclass(frozen=True)\nclass Config{parent}:\n    pass\n"
     mine = f"class Mine{base}:\n    def one(self, change, *_):\n        return change\n"
-    (tmp_path / "lab").mkdir()
-    (tmp_path / "lab" / "mine.py").write_text(f"{imports}\n\n{config}\n\n{mine}")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "lab.mine", raising=False)
+    (on_path / "lab").mkdir()
+    (on_path / "lab" / "mine.py").write_text(f"{imports}\n\n{config}\n\n{mine}")
     who = {"fraction": 0.1, "clients": None} if parent else {}
     with expect_error():
         resolve(config_of() | {"attack": {"name": "mine", "module": "lab.mine", **who}})

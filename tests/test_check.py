@@ -1,7 +1,6 @@
 """contrafed check: what it finds of authors' mistakes, its report, and its cheap part before a run."""
 
 import re
-import sys
 import time
 
 import pytest
@@ -18,17 +17,14 @@ from contrafed.training.errors import translate_hint
 
 
 @pytest.fixture
-def author(tmp_path, monkeypatch):
+def author(on_path):
     """Return a function that writes a mistake and composes its run."""
-    monkeypatch.syspath_prepend(str(tmp_path))
 
     def compose(mistake, *more):
-        overrides, line = write_mistake(tmp_path, mistake)
-        return OmegaConf.to_container(compose_job([*overrides, *more], tmp_path / "yamls"), resolve=True), line
+        overrides, line = write_mistake(on_path, mistake)
+        return OmegaConf.to_container(compose_job([*overrides, *more], on_path / "yamls"), resolve=True), line
 
-    yield compose
-    for name in [name for name in sys.modules if name.split(".")[0] == "author"]:
-        del sys.modules[name]
+    return compose
 
 
 def by_name(name):

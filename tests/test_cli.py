@@ -29,14 +29,6 @@ def command(*arguments, timeout=900):
     return subprocess.run([sys.executable, "main.py", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout)
 
 
-def test_a_mistake_ends_the_command_with_a_line_and_a_status():
-    done = command("strategy=pfml")
-    assert done.returncode == 2
-    assert done.stdout == ""
-    choices = ", ".join(sorted(registry.choices("strategy")))
-    assert done.stderr == f"error: unknown strategy 'pfml', did you mean 'pmfl'? choices: {choices}\n"
-
-
 # Mistakes in YAMLs and top-level keys alone. A wrong type or value within a group is left to the dataclass with the
 # choice's code to say, and a missing data set for the data set: these import it.
 EARLY_MISTAKES = """strategy=pfml

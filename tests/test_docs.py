@@ -101,16 +101,13 @@ class Reader:
 
 
 @pytest.fixture
-def reader(tmp_path, monkeypatch):
-    """Return a reader in a fresh folder. Modules imported from there are unloaded afterwards."""
-    before, known = signal.getsignal(signal.SIGTERM), set(sys.modules)
+def reader(on_path, monkeypatch):
+    """Return a reader in a fresh folder."""
+    before = signal.getsignal(signal.SIGTERM)
     if (ray := sys.modules.get("contrafed.engines.ray")) is not None:  # the instance that later tests use
         monkeypatch.setattr(ray, "stop_ray", lambda: None)
-    yield Reader(tmp_path, monkeypatch)
+    yield Reader(on_path, monkeypatch)
     signal.signal(signal.SIGTERM, before)
-    for name in set(sys.modules) - known:
-        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
 
 
 def parse_block(block):

@@ -73,24 +73,20 @@ def write(path, text):
     path.write_text(text)
 
 
-def write_package(folder, monkeypatch):
-    """Yield a folder with the package my_package, which is importable in this process until then."""
-    write(folder / "my_package" / "__init__.py", "")
-    write(folder / "my_package" / "my_method.py", CLIENT)
-    write(folder / "my_package" / "my_rule.py", RULE)
-    monkeypatch.syspath_prepend(str(folder))
-    yield folder
-    for name in [name for name in sys.modules if name.split(".")[0] == "my_package"]:
-        del sys.modules[name]
+def write_package(folder, method):
+    """Write the package my_package and the method's YAML into a folder, and return it."""
+    for name, text in {"__init__": "", "my_method": CLIENT, "my_rule": RULE}.items():
+        write(folder / "my_package" / f"{name}.py", text)
+    write(folder / "yamls" / "strategy" / "mine.yaml", method)
+    return folder
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
+def home(on_path, monkeypatch):
     """Return a folder with the package my_package and the YAMLs yamls/, visible to this process and its children."""
-    write(tmp_path / "yamls" / "strategy" / "mine.yaml", METHOD)
-    write(tmp_path / "yamls" / "strategy" / "server" / "half.yaml", OTHER_RULE)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    yield from write_package(tmp_path, monkeypatch)
+    write(on_path / "yamls" / "strategy" / "server" / "half.yaml", OTHER_RULE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(on_path), os.environ.get("PYTHONPATH", "")]))
+    return write_package(on_path, METHOD)
 
 
 def command(home, *arguments):

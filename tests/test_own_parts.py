@@ -39,16 +39,13 @@ PARTS = {"model": "small", "dataset": "stripes", "partition": "sorted_labels", "
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
+def home(on_path):
     """Return a folder with the files of docs/own-parts.md."""
-    write(tmp_path / "parts" / "__init__.py", "")
+    write(on_path / "parts" / "__init__.py", "")
     for block in blocks_of(ROOT / "docs" / "own-parts.md"):
         if block.title:
-            write(tmp_path / block.title, block.text)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
-    for name in [name for name in sys.modules if name.split(".")[0] in ("parts", "my_package")]:
-        del sys.modules[name]
+            write(on_path / block.title, block.text)
+    return on_path
 
 
 def change_part(home, group, old, new):

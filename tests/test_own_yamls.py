@@ -15,10 +15,9 @@ AVERAGED_METHOD = OWN_RULE.replace("_local@local,", "_local@local, server: fedav
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
+def home(on_path):
     """Return a folder with the package my_package and the YAMLs yamls/."""
-    write(tmp_path / "yamls" / "strategy" / "mine.yaml", AVERAGED_METHOD)
-    yield from write_package(tmp_path, monkeypatch)
+    return write_package(on_path, AVERAGED_METHOD)
 
 
 @pytest.mark.parametrize(

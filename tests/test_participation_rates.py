@@ -2,17 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers import config_of
-
-from contrafed.core.client_run import choose
-from contrafed.data.participation import make_participation
-
-
-def make(name, num_clients, **changes):
-    """Return a pattern over clients of very unequal classes."""
-    classes = np.random.default_rng(0).dirichlet(np.full(10, 0.1), num_clients)
-    chosen = choose("participation", config_of(f"participation={name}")["participation"] | changes)
-    return make_participation(chosen, lambda: classes, num_clients, 0)
+from test_participation import make
 
 
 @pytest.mark.parametrize("select", [None, 0.25])

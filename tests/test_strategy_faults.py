@@ -1,7 +1,6 @@
 """Mistakes in a user's strategy: each gives one line with the strategy's name, before its work is lost or used."""
 
 import json
-import sys
 from collections import defaultdict, namedtuple
 
 import numpy as np
@@ -351,19 +350,14 @@ OWN_BROADCAST = "    def per_client_broadcast(self, model, client, evaluating):\
         ("rule", OWN_BROADCAST + "return self.nothing", "strategy.server"),
     ],
 )
-def test_what_can_be_told_before_a_run_is(tmp_path, monkeypatch, expect_error, half, more, key):
-    write(tmp_path / "my_package" / "__init__.py", "")
-    write(tmp_path / "yamls" / "strategy" / "mine.yaml", METHOD)
+def test_what_can_be_told_before_a_run_is(on_path, expect_error, half, more, key):
+    write(on_path / "my_package" / "__init__.py", "")
+    write(on_path / "yamls" / "strategy" / "mine.yaml", METHOD)
     for name, text in (("method", CLIENT), ("rule", RULE)):
-        write(tmp_path / "my_package" / f"my_{name}.py", text + (more if name == half else ""))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    job = compose_job(["strategy=mine", "num_clients=4", "model=mlp", "model.hidden=[8]"], tmp_path / "yamls")
-    try:
-        with expect_error(key):
-            resolve_and_try(OmegaConf.to_container(job, resolve=True))
-    finally:
-        for name in [name for name in sys.modules if name.split(".")[0] == "my_package"]:
-            del sys.modules[name]
+        write(on_path / "my_package" / f"my_{name}.py", text + (more if name == half else ""))
+    job = compose_job(["strategy=mine", "num_clients=4", "model=mlp", "model.hidden=[8]"], on_path / "yamls")
+    with expect_error(key):
+        resolve_and_try(OmegaConf.to_container(job, resolve=True))
 
 
 @pytest.mark.parametrize(

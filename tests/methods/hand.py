@@ -28,9 +28,6 @@ from contrafed.server.base import Population, Replies, Reply, strategy_class_of
 from contrafed.training.base import Batch, ClientStack
 from contrafed.training.workspace import client_class_of
 
-# Participants of the golden runs, with clients counted from 0.
-FULL_COHORTS = [[0, 1, 2]] * 5
-PATTERN = [[0, 1], [1], [0, 2], [], [1, 2]]
 # For each strategy: changes, and the model after each round, under full participation and under PATTERN.
 GOLDEN = {
     "fedavg": ({}, [2.190000, 2.343900, 2.468559, 2.569533, 2.651322], [2.190000, 2.913900, 2.645259, 2.645259, 2.997660]),

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from left import ABSENCES, PATTERN, digits_left, scalar_left
+from helpers import PATTERN
+from left import ABSENCES, digits_left, scalar_left
 
 
 def run_authors_code(rounds, period, gamma, targets=(0.0, 6.0, 3.0), steps=2, lr=0.1, w=2.0):

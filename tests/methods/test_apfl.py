@@ -1,8 +1,8 @@
 """APFL: the golden problem, a step and alpha by hand, FedAvg's W bit for bit, and alpha at 0 and 1."""
 
 import pytest
-from helpers import same
-from left import FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_client, scalar_left
+from helpers import FULL_COHORTS, PATTERN, same
+from left import build_broadcast, digits_left, scalar_client, scalar_left
 
 FIXED_ALPHA = {"alpha": 0.75, "adaptive": False}
 

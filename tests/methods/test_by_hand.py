@@ -3,12 +3,37 @@
 import pytest
 import torch
 from hand import LOCAL, golden_memory, path, rule_of
-from helpers import same, slow
+from helpers import FULL_COHORTS, PATTERN, same, slow
 from left import build_broadcast, digits_left, scalar_client, scalar_left
 
 from contrafed.server.base import Replies, Reply
 
 FIXED_ALPHA, RATE = {"alpha": 0.75, "adaptive": False}, {"local": {"lr": 0.01}}
+CLOUD = {"cloud_lr": 0.5, "sigma": 1.0, "relative": False, "cap": False}
+
+
+@pytest.mark.parametrize("stack_size", [1, 3])
+@pytest.mark.parametrize(
+    ("name", "changes", "rounds", "w", "own"),
+    [
+        ("ditto", {"pull_weight": 1.0}, FULL_COHORTS[:3], [2.468559], [1.345934, 3.559502, 2.452718]),
+        ("ditto", {"pull_weight": 0.75}, FULL_COHORTS[:3], [2.468559], [1.282257, 3.629801, 2.456029]),
+        ("ditto", {"pull_weight": 0.0}, FULL_COHORTS[:3], [2.468559], [1.062882, 3.874236, 2.468559]),
+        ("ditto", {"pull_weight": 1.0}, PATTERN, [2.997660], [1.574102, 3.613747, 2.516628]),
+        ("fedamp", CLOUD, FULL_COHORTS[:3], [2.0] * 3, [1.341951, 3.514475, 2.428213]),  # without a global model
+        ("fedamp", CLOUD, PATTERN, [2.0] * 5, [1.403248, 3.587681, 2.298687]),
+        # Restarting theta at w for each batch would give W^3 = 2.016252.
+        ("pfedme", RATE, FULL_COHORTS[:3], [2.006502, 2.012961, 2.019379], [1.906161, 2.224498, 2.065330]),
+        ("pfedme", RATE, PATTERN, [2.006502, 2.032467, 2.029005, 2.029005, 2.045071], [1.924632, 2.239690, 2.080522]),
+    ],
+)
+def test_golden_values(name, changes, rounds, w, own, stack_size):
+    """The last W, and the clients' own models, by which they are evaluated."""
+    run = scalar_left(name, rounds, stack_size=stack_size, **changes)
+    assert run.w[-len(w) :] == pytest.approx(w, abs=1e-5)
+    assert run.list_state_numbers("own/classifier.w") == pytest.approx(own, abs=1e-5)
+    assert [run.evaluate_client(client) for client in range(3)] == run.list_state_numbers("own/classifier.w")
+    assert run.strategy.has_global_model == (name != "fedamp")
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import re
 from functools import cache
 
 import pytest
-from hand import COHORTS_WITH_ABSENCES, FULL_COHORTS, GOLDEN, PATTERN, WORK
-from helpers import close, digits_run, run_scalar, slow
+from hand import COHORTS_WITH_ABSENCES, GOLDEN, WORK
+from helpers import FULL_COHORTS, PATTERN, close, digits_run, run_scalar, slow
 from omegaconf import OmegaConf
 
 from contrafed.core import registry

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from helpers import close, config_of, same, strategy_settings, workspace_of
-from left import FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_client, scalar_left, stacked_equals_alone
+from helpers import FULL_COHORTS, PATTERN, close, config_of, same, strategy_settings, workspace_of
+from left import build_broadcast, digits_left, scalar_client, scalar_left, stacked_equals_alone
 
 from contrafed.clients.fedala import FedALAClient, top_layers
 from contrafed.training.loop import Losses

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hand import FULL_COHORTS, PATTERN, path, rule_of
-from helpers import close, config_of, digits_run, run_scalar, same
+from hand import path, rule_of
+from helpers import FULL_COHORTS, PATTERN, close, config_of, digits_run, run_scalar, same
 from tiny import run_tiny
 
 from contrafed.config.run_config import resolve

@@ -1,7 +1,8 @@
 """Debiasing FedAvg: rates by hand, equal shares, and the mean that unequal participation does not move."""
 
 import pytest
-from left import FULL_COHORTS, PATTERN, scalar_left
+from helpers import FULL_COHORTS, PATTERN
+from left import scalar_left
 
 
 def test_rates_by_hand():

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from helpers import config_of, same, strategy_settings, workspace_of
-from left import FULL_COHORTS, scalar_left
+from helpers import FULL_COHORTS, config_of, same, strategy_settings, workspace_of
+from left import scalar_left
 
 STEPS = {"tune_epochs": 2, "tune_lr": 0.1, "tune_momentum": 0.0, "tune_batch_size": 1}
 

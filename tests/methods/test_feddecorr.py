@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from hand import FULL_COHORTS, GOLDEN, PATTERN
-from helpers import run_scalar
+from hand import GOLDEN
+from helpers import FULL_COHORTS, PATTERN, run_scalar
 
 from contrafed.training.losses import decorrelation
 

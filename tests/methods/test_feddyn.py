@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from hand import FULL_COHORTS, client_of, losses_of, whole
-from helpers import close, run_scalar
+from hand import client_of, losses_of, whole
+from helpers import FULL_COHORTS, close, run_scalar
 
 PLAIN_TRAINING = {"lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": None}
 

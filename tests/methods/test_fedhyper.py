@@ -1,8 +1,8 @@
 """FedHyper: rates by hand, their bounds, the golden problem, and FedAvg at a bound of 1."""
 
 import pytest
-from hand import COHORTS_WITH_ABSENCES, FULL_COHORTS, path, rule_of
-from helpers import digits_run, run_scalar, same
+from hand import COHORTS_WITH_ABSENCES, path, rule_of
+from helpers import FULL_COHORTS, digits_run, run_scalar, same
 
 
 def alphas(updates, **changes):

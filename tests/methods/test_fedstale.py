@@ -1,8 +1,8 @@
 """FedStale: by hand, and equal to FedAvg and FedVARP at its ends."""
 
 import pytest
-from hand import GOLDEN, PATTERN
-from helpers import run_scalar
+from hand import GOLDEN
+from helpers import PATTERN, run_scalar
 
 
 @pytest.mark.parametrize(("weight", "other"), [(0.0, "fedavg"), (1.0, "fedvarp")])

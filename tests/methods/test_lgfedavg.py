@@ -1,8 +1,8 @@
 """LG-FedAvg: FedPer's complement. With nothing but a classifier it is FedAvg."""
 
 import pytest
-from hand import FULL_COHORTS, PATTERN, whole
-from helpers import run_scalar
+from hand import whole
+from helpers import FULL_COHORTS, PATTERN, run_scalar
 
 
 def test_with_everything_in_the_classifier_it_is_fedavg():

@@ -1,8 +1,8 @@
 """MIFA: two clients by hand, the golden problem, decaying rates, and equality to FedAvg under full participation."""
 
 import pytest
-from hand import PATTERN, path, rule_of
-from helpers import run_scalar
+from hand import path, rule_of
+from helpers import PATTERN, run_scalar
 
 
 def test_before_anybody_came_nothing_moves():

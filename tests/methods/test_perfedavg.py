@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import close, config_of, digits_run, strategy_settings, workspace_of
-from left import ABSENCES, FULL_COHORTS, PATTERN, SHORT_TRAINING, digits_left, scalar_left
+from helpers import FULL_COHORTS, PATTERN, close, config_of, digits_run, strategy_settings, workspace_of
+from left import ABSENCES, SHORT_TRAINING, digits_left, scalar_left
 from torch.utils._pytree import tree_map
 
 from contrafed.clients.perfedavg import dealt

@@ -6,8 +6,9 @@ import weakref
 
 import pytest
 import torch
-from hand import FULL_COHORTS, client_of
+from hand import client_of
 from helpers import (
+    FULL_COHORTS,
     Schedule,
     Vector,
     close,

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from helpers import close
-from left import ABSENCES, FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_client, scalar_left
+from helpers import FULL_COHORTS, PATTERN, close
+from left import ABSENCES, build_broadcast, digits_left, scalar_client, scalar_left
 
 PLAIN_VALUES = [2.190000, 2.343900, 2.468559, 2.569533, 2.651322]
 
