@@ -3,15 +3,24 @@
 Other invalid replies are in test_grid.py and test_devices.py. Two exact steps of 0.1 from w towards a = (0, 6, 3).
 """
 
+import json
 from itertools import count
 
 import pytest
+import torch
 from flwr.app import Error, Message, RecordDict
-from helpers import Scalar, Schedule, Through, run_strategy, scalar_settings, scalar_workspace
+from helpers import Scalar, Schedule, Through, config_of, run_strategy, scalar_settings, scalar_workspace, slow
+from tiny import TINY_RUN, run_tiny
 
 from contrafed.core import codec
+from contrafed.core.errors import RunStopped
 from contrafed.engines.grid import LocalGrid
 from contrafed.engines.worker import FIRST_NODE_ID
+from contrafed.runs import checkpoint
+from contrafed.runs.run import run
+from contrafed.server.norm_limit import MAX_KEPT, NormLimit
+from contrafed.server.replies import Reply
+from contrafed.training.base import Client
 
 ALL_CLIENTS = [0, 1, 2]
 
@@ -89,3 +98,97 @@ def test_long_silence_changes_nothing_and_clients_go_on_with_what_they_remember(
         assert {n: v.tolist() for n, v in silent.client_states.get(client).items()} == {
             n: v.tolist() for n, v in before.client_states.get(client).items()
         }
+
+
+def replies(*norms, received=1.0):
+    return [Reply(client, {}, 1, {}, {"model/w": torch.tensor([received])}, norm) for client, norm in enumerate(norms)]
+
+
+def list_rejected(limit, *norms, **how):
+    return [reply.norm for reply in limit.accept(replies(*norms, **how))[1]]
+
+
+def test_the_first_rounds_go_by_the_cohorts_own_median():
+    assert list_rejected(NormLimit(10), 1.0, 2.0, 3.0, 3e38) == [3e38]
+    assert list_rejected(NormLimit(10), 3e38) == []  # nothing to compare it with
+
+
+def test_later_rounds_go_by_recent_accepted_replies():
+    limit = NormLimit(10)
+    assert list_rejected(limit, 2.0, 2.0, 2.0) == []
+    assert list_rejected(limit, 3e38, 3e38, 3e38) == [3e38] * 3
+    assert list_rejected(limit, 21.0) == [21.0]
+    assert list_rejected(limit, 19.0) == []
+    for _ in range(MAX_KEPT):
+        limit.accept(replies(1.0))
+    assert limit.recent == [1.0] * MAX_KEPT
+
+
+def test_an_upload_no_longer_than_what_was_received_passes():
+    limit = NormLimit(10)
+    limit.accept(replies(1e-9, 1e-9, 1e-9))
+    assert list_rejected(limit, 1.0, 1.1) == [1.1]
+
+
+def test_a_median_of_zero_is_no_limit():
+    assert list_rejected(NormLimit(10), 0.0, 0.0, 5.0) == []
+
+
+def send_huge(monkeypatch, value=3e37, client=1, first=1):
+    """Have one client upload huge numbers from a round on."""
+    original = Client.update
+
+    def update(self, received, server_round, *args):
+        updates = original(self, received, server_round, *args)
+        for one, found in zip(self.clients, updates, strict=True):
+            if one == client and server_round >= first:
+                found.tensors = {name: torch.full_like(tensor, value) for name, tensor in found.tensors.items()}
+        return updates
+
+    monkeypatch.setattr(Client, "update", update)
+
+
+LOCAL = ("engine=local", "tracker=none")
+
+
+@pytest.mark.parametrize("method", [slow("fedavg"), "scaffold", slow("fedproto"), "fedcrl", slow("pmfl")])
+def test_a_huge_reply_is_rejected(tmp_path, monkeypatch, method):
+    send_huge(monkeypatch)
+    summary, model, *_ = run_tiny(tmp_path / "run", f"strategy={method}", *LOCAL)
+    assert summary["replies_rejected"] > 0
+    assert summary["status"] == "finished"
+    assert max(float(tensor.abs().max()) for tensor in model.values()) < 1e3
+
+
+WITHOUT_LIMIT = (*LOCAL, "strategy=fedavg", "engine.max_norm_ratio=null")
+
+
+def test_a_model_that_exploded_is_reported(tmp_path, monkeypatch, capsys, expect_error):
+    send_huge(monkeypatch, 1e12)
+    summary, *_ = run_tiny(tmp_path / "on", *WITHOUT_LIMIT)
+    assert summary["status"] == "diverged"
+    assert "the global model diverged" in capsys.readouterr().out
+    with expect_error("on_divergence", RunStopped) as stopped:
+        run_tiny(tmp_path / "stop", *WITHOUT_LIMIT, "on_divergence=stop")
+    assert stopped.value.status == "diverged"
+    assert json.loads((tmp_path / "stop" / "summary.json").read_text())["status"] == "diverged"
+
+
+def test_the_last_checkpoint_before_replies_were_rejected_is_kept(tmp_path, monkeypatch):
+    """From round 3 on no reply is accepted: checkpoint 1 is the newest after which any was, and outlives checkpoint_keep."""
+    for client in range(6):
+        send_huge(monkeypatch, float("nan"), client, first=3)
+    how = ("checkpoint_every=1", "checkpoint_keep=2", "num_rounds=6", "strategy=fedavg", *LOCAL, f"output_dir={tmp_path}/run")
+    run(config_of(*TINY_RUN, "participation=full", *how))
+    assert [int(path.name) for path in checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")] == [1, 5, 6]
+
+
+def test_a_checkpoint_has_the_norms(tmp_path):
+    folder = f"output_dir={tmp_path}/run"
+    run(config_of(*TINY_RUN, "participation=full", "strategy=fedavg", *LOCAL, "checkpoint_every=1", folder))
+    assert len(checkpoint.find(tmp_path / "run").server()[1]["recent upload norms"]) == 3 * 6
+
+
+def test_no_reply_of_an_ordinary_run_is_rejected(tmp_path):
+    summary, *_ = run_tiny(tmp_path / "run", *LOCAL, "strategy=fedcrl", "num_rounds=6")
+    assert summary["replies_rejected"] == 0

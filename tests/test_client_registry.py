@@ -12,7 +12,7 @@ from helpers import config_of, same
 from messages import ROOT
 from PIL import Image
 from safetensors.torch import load_file
-from wire import RUN, SMALL_RUN, Wire, plain, rows_of, run_devices
+from wire import RUN, SMALL_RUN, Wire, answers_but, plain, rows_of, run_devices
 
 from contrafed.core import codec
 from contrafed.core.client_run import client_run_of
@@ -72,14 +72,13 @@ def test_a_client_that_does_not_answer_is_missing(tmp_path):
 
 
 def test_a_client_whose_data_set_is_not_the_servers_is_refused(tmp_path):
-    def change(k, message, reply):
-        if message.metadata.message_type == "query" and k == 2:
-            counts = list(reply.content[codec.METRICS]["class-counts"])
-            reply.content[codec.METRICS]["class-counts"] = [counts[0] + 1, *counts[1:]]
+    def count_one_more(message, reply):
+        counts = list(reply.content[codec.METRICS]["class-counts"])
+        reply.content[codec.METRICS]["class-counts"] = [counts[0] + 1, *counts[1:]]
         return reply
 
     with pytest.raises(UserError, match=r"client of partition 2 holds other examples than the partition deals to it"):
-        run_devices(tmp_path / "run", Wire(*plain(), change=change), "strategy=fedavg")
+        run_devices(tmp_path / "run", Wire(*plain(), change=answers_but(2, None, count_one_more, "query")), "strategy=fedavg")
 
 
 # Packages, and rooms of the framework, that a device imports nothing of.
@@ -173,12 +172,11 @@ def test_a_device_that_says_it_has_too_many_examples_is_refused(tmp_path):
     for k in range(3):
         images(tmp_path / f"{k}.npz", {0: 8, 1: 8})
 
-    def claim(k, message, reply):
-        if message.metadata.message_type == "query" and k == 1:
-            reply.content[codec.METRICS]["class-counts"] = [2**40, 0, 0, 0, 0]
+    def claim(message, reply):
+        reply.content[codec.METRICS]["class-counts"] = [2**40, 0, 0, 0, 0]
         return reply
 
-    wire = Wire(*plain(data=f"{tmp_path}/{{k}}.npz"), change=claim)
+    wire = Wire(*plain(data=f"{tmp_path}/{{k}}.npz"), change=answers_but(1, None, claim, "query"))
     with pytest.raises(UserError, match=r"^partition\.max_examples=1000000: client of partition 1 "):
         run_own(tmp_path / "run", wire, "strategy=fedavg", *OWN_DATA)
     assert {kind for _, kind, _ in wire.log} == {"query"}

@@ -6,8 +6,8 @@ import pytest
 from flwr.app import Message, RecordDict
 from helpers import same
 from safetensors.torch import load_file
-from test_devices import answers_but, expected_without
-from wire import RUN, SMALL_RUN, Wire, plain, rows_of
+from test_devices import expected_without
+from wire import RUN, SMALL_RUN, Wire, answers_but, plain, rows_of
 
 from contrafed.engines import client_registry, device_grid, flower
 from contrafed.engines.deadlines import MAX_QUERY_SECONDS, MAX_REPLY_SECONDS

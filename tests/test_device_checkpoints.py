@@ -11,7 +11,7 @@ from flwr.app import Context, RecordDict
 from helpers import config_of, same, slow
 from safetensors.torch import load_file
 from stopped import outcome
-from wire import RUN, SMALL_RUN, Wire, plain, rows_of, run_devices
+from wire import RUN, SMALL_RUN, Wire, answers_but, plain, rows_of, run_devices
 
 from contrafed.client_app.files import ClientStateError, Moment, StateDir
 from contrafed.core.errors import UserError
@@ -35,12 +35,10 @@ def clients(folder, run_id, change=None, **more):
 def stop_in(server_round, kind="train", client=1):
     """End the server while it waits for a client's reply. Clients that were asked before have trained."""
 
-    def change(k, message, reply):
-        if k == client and message.metadata.group_id == str(server_round) and message.metadata.message_type == kind:
-            raise Stopped
-        return reply
+    def stop(message, reply):
+        raise Stopped
 
-    return change
+    return answers_but(client, str(server_round), stop, kind)
 
 
 def run_until_stopped(folder, *overrides, run_id=RUN, change=None):

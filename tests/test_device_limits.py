@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers import config_of
 from tiny import TINY_RUN, run_tiny
-from wire import Wire, plain, rows_of, run_devices
+from wire import Wire, answers_but, plain, rows_of, run_devices
 
 from contrafed.client_app.message_checks import check_modules, check_steps
 from contrafed.core import codec
@@ -64,12 +64,12 @@ def test_max_local_steps_bounds_what_a_server_may_ask(tmp_path):
 
 
 def test_a_training_score_that_the_method_does_not_declare_is_rejected(tmp_path, capsys):
-    def change(k, message, reply):
-        if k == 1 and message.metadata.message_type == "train":
-            reply.content[codec.METRICS]["invented\x1b[2J"] = 0.5
+    def invent(message, reply):
+        reply.content[codec.METRICS]["invented\x1b[2J"] = 0.5
         return reply
 
-    _, metrics, *_ = run_devices(tmp_path / "run", Wire(*plain(), change=change), "strategy=moon", "num_rounds=1")
+    wire = Wire(*plain(), change=answers_but(1, None, invent))
+    _, metrics, *_ = run_devices(tmp_path / "run", wire, "strategy=moon", "num_rounds=1")
     assert rows_of(metrics, "replies_rejected") == {1: 1}
     assert "client 1: score 'invented [2J' " in capsys.readouterr().out
     assert b"invented" not in metrics

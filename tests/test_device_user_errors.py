@@ -12,8 +12,7 @@ import wire
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from test_client_faults import with_tensors
 from test_device_checkpoints import clients
-from test_devices import answers_but
-from wire import RUN, Wire, plain, rows_of, run_devices
+from wire import RUN, Wire, answers_but, plain, rows_of, run_devices
 
 from contrafed.core import codec
 from contrafed.core.errors import UserError
@@ -43,14 +42,11 @@ def evaluate_run(folder, run_id, of):
 def test_a_double_that_no_float32_holds_costs_its_reply(tmp_path):
     """The value is finite on arrival, but the model made of it is not."""
 
-    def change(k, message, reply):
-        if k == 1 and trains(message, 2):
-            sent = codec.state_of(reply.content, codec.ARRAYS)
-            sent = {name: torch.full(value.shape, 1e60, dtype=torch.float64) for name, value in sent.items()}
-            reply = with_tensors(reply, sent)
-        return reply
+    def enlarge(message, reply):
+        sent = codec.state_of(reply.content, codec.ARRAYS)
+        return with_tensors(reply, {name: torch.full(v.shape, 1e60, dtype=torch.float64) for name, v in sent.items()})
 
-    *_, summary = run_devices(tmp_path / "run", Wire(*plain(), change=change), "strategy=fedavg")
+    *_, summary = run_devices(tmp_path / "run", Wire(*plain(), change=answers_but(1, "2", enlarge)), "strategy=fedavg")
     assert (summary["status"], summary["replies_rejected"]) == ("finished", 1)
 
 
@@ -71,12 +67,11 @@ def test_clients_that_do_not_score_what_they_kept_are_failures(tmp_path):
 def test_a_device_that_is_started_again_as_another_partition_trains_nothing(tmp_path, capsys):
     """Under its key it keeps its id, by which its replies are stored."""
 
-    def change(k, message, reply):
-        if k == 2 and trains(message, 1):
-            grid.contexts[1].node_config["partition-id"] = 2
+    def change(message, reply):
+        grid.contexts[1].node_config["partition-id"] = 2
         return reply
 
-    grid = clients(tmp_path, 1, change)
+    grid = clients(tmp_path, 1, answers_but(2, "1", change))
     *_, summary = run_devices(tmp_path / "run", grid, "strategy=moon", "num_rounds=3")
     assert summary["failures"] >= 2
     assert "--node-config says partition-id=2, but this run knows the client as 1" in capsys.readouterr().out
@@ -135,13 +130,11 @@ def test_a_client_whose_memory_is_lost_keeps_no_personal_model(tmp_path, capsys)
 def test_a_run_that_is_stopped_has_spent_what_was_sent_in_its_last_round(tmp_path):
     pytest.importorskip("dp_accounting", reason="the accountant comes with the extra dp")
 
-    def ends(k, message, reply):
-        if k == 2 and trains(message, 3):
-            raise SystemExit(0)  # as Flower has it end
-        return reply
+    def end(message, reply):
+        raise SystemExit(0)  # as Flower has it end
 
     with pytest.raises(SystemExit):
-        run_devices(tmp_path / "run", Wire(*plain(), change=ends), "strategy=fedavg", "privacy=local")
+        run_devices(tmp_path / "run", Wire(*plain(), change=answers_but(2, "3", end)), "strategy=fedavg", "privacy=local")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["rounds"], summary["privacy_rounds"]) == ("interrupted", 2, 3)
 

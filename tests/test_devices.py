@@ -13,7 +13,7 @@ import torch
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from helpers import config_of, same, slow
 from safetensors.torch import load_file, save_file
-from wire import RUN, SMALL_RUN, Wire, clients_error, plain, rows_of, run_devices
+from wire import RUN, SMALL_RUN, Wire, answers_but, clients_error, plain, rows_of, run_devices
 
 import contrafed.client_app.app
 from contrafed.client_app.files import ClientStateError, Moment, StateDir
@@ -158,16 +158,6 @@ def test_personal_models_stay_below_the_clients_own_folder(tmp_path, monkeypatch
         {"save": "/etc"}, context, StateDir(tmp_path / "state0", str(RUN), 0, "fedcrl")
     )
     assert places == {"save": f"{tmp_path}/state0/personal/{RUN}"}
-
-
-def answers_but(k, when, what):
-    """A client whose replies to round ``when``'s training are ``what(reply)``."""
-
-    def change(client, message, reply):
-        hit = client == k and message.metadata.group_id == when and message.metadata.message_type == "train"
-        return what(message, reply) if hit else reply
-
-    return change
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from helpers import config_of, digits_run, slow
-from wire import Wire, plain, rows_of, run_devices
+from wire import Wire, answers_but, plain, rows_of, run_devices
 
 import contrafed.engines.client_registry
 from contrafed.core import codec
@@ -25,14 +25,11 @@ pytestmark = pytest.mark.usefixtures("quick_devices")
 def claims(kind, k, when="2", **numbers):
     """A client whose replies of one kind report other numbers."""
 
-    def change(client, message, reply):
-        about = message.metadata
-        if client != k or about.message_type != kind or (when is not None and about.group_id != when):
-            return reply
+    def report(message, reply):
         metrics = MetricRecord({**reply.content[codec.METRICS], **numbers})
         return Message(RecordDict({**reply.content, codec.METRICS: metrics}), metadata=reply.metadata)
 
-    return change
+    return answers_but(k, when, report, kind)
 
 
 @pytest.mark.parametrize("count", [1, 2**62])
@@ -174,11 +171,9 @@ def test_a_client_has_its_partition_back_from_one_that_stood_in_for_it():
 
 
 def test_what_clients_say_of_themselves_is_fetched_up_to_a_limit(tmp_path):
-    def swollen(k, message, reply):
-        if message.metadata.message_type != MessageType.QUERY or k != 1:
-            return reply
+    def swollen(message, reply):
         about = ConfigRecord({**reply.content[codec.CONFIG], "junk": b"x" * (2 << 20)})
         return Message(RecordDict({**reply.content, codec.CONFIG: about}), metadata=reply.metadata)
 
     with pytest.raises(UserError, match=r"client 11 could not be asked .* it has more than 1048576 bytes"):
-        run_devices(tmp_path / "run", Wire(*plain(), change=swollen), "strategy=fedavg")
+        run_devices(tmp_path / "run", Wire(*plain(), change=answers_but(1, None, swollen, "query")), "strategy=fedavg")

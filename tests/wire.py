@@ -82,6 +82,20 @@ class Wire:
         return [over_the_wire(reply, self._runtime_client.PullObject) for reply in found if reply is not None]
 
 
+def answers_but(client, server_round, what, kind="train"):
+    """Return a change of Wire: ``what(message, reply)`` are a client's replies to a kind of message, in a round or in all."""
+
+    def change(k, message, reply):
+        about = message.metadata
+        return (
+            what(message, reply)
+            if (k, kind) == (client, about.message_type) and server_round in (None, about.group_id)
+            else reply
+        )
+
+    return change
+
+
 def clients_error(error):
     from flwr.app import Error
 
