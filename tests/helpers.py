@@ -32,7 +32,6 @@ METHODS = ("fedavg", "fedprox", "moon", "fedau", "pmfl", "fedrcl")
 SEVERAL = ("fedavg", "pmfl", "fedcrl", "fedproto", "scaffold", "fedala", "mpfedcon", "fedppo")
 # Participants of the golden runs, with clients counted from 0.
 FULL_COHORTS, PATTERN = [[0, 1, 2]] * 5, [[0, 1], [1], [0, 2], [], [1, 2]]
-PERSONAL_METHODS = ("local", "fedper", "lgfedavg", "fedrep", "fedproto", "mpfedcon", "fedcrl", "fedcosr")
 
 
 def slow(*values):

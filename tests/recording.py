@@ -18,7 +18,6 @@ from contrafed.server.base import Round
 CLIENTS = 8
 TRAIN_SIZES = (21, 9, 1, 17, 30, 12, 26, 0)  # one client holds a single example, one none, and two have a last batch of one
 TEST_SIZES = (4, 4, 1, 0, 6, 4, 3, 5)
-CENTRAL_TESTS = 40
 # Clients 0 and 2 are absent and return. Round 3 has no client. A cohort exceeds a stack.
 ROUNDS = ((0, 1, 2, 3), (1, 3, 4, 5), (), (0, 1, 2, 4, 6))
 STACK_SIZE = 4

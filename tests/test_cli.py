@@ -17,7 +17,6 @@ from contrafed.config.command_line import help_text
 from contrafed.config.run_config import GROUPS, Top, server_of
 from contrafed.core import registry
 from contrafed.core.client_run import PACKAGES
-from contrafed.core.errors import UserError
 from contrafed.runs.run import run
 from contrafed.training.local_training import LocalTraining
 
@@ -70,24 +69,6 @@ for arguments in {EARLY_MISTAKES!r}:
     assert done.returncode == 0, done.stderr
     assert len(done.stderr.splitlines()) == len(EARLY_MISTAKES) - 2
     assert all(line.startswith("error: ") for line in done.stderr.splitlines())
-
-
-def test_a_mistake_in_the_data_leaves_no_folder(tmp_path, call_command, expect_error):
-    wrong = ("partition=pathological", "partition.classes_per_client=20", f"output_dir={tmp_path}/new/run")
-    done = call_command(*QUICK_RUN, *wrong)
-    assert done.returncode == 2
-    expect_error.check(done.stderr)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_mistake_that_the_engine_finds_leaves_no_folder(tmp_path, monkeypatch, expect_error):
-    def refuses(config, job):
-        raise UserError("no room")
-
-    monkeypatch.setattr("contrafed.engines.local.run", refuses)
-    with expect_error():
-        run(config_of(*QUICK_RUN, f"output_dir={tmp_path}/run"))
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_job_is_shown_wherever_the_flag_stands(call_command):

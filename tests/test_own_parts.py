@@ -200,14 +200,6 @@ def test_shifts_are_as_the_page_says(home):
     assert [pattern.participants(t).tolist() for t in (1, 2, 3)] == [[0, 2], [1, 3], [0, 2]]
 
 
-@pytest.mark.parametrize("group", ["model", "dataset"])
-def test_the_command_says_it_in_one_line_too(home, call_command, expect_error, group):
-    change_part(home, group, r"def (build|load)", "def nothing")
-    done = call_command(f"--config-dir={home}/yamls", f"{group}={PARTS[group]}", "engine=local")
-    assert (done.returncode, done.stdout) == (2, "")
-    expect_error.check(done.stderr)
-
-
 def client_of(home, body):
     """Return the client of two partitions whose method has this body, and its received tensors."""
     write(home / "my_package" / "__init__.py", "")

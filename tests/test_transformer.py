@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import build_received, config_of, workspace_of
+from helpers import config_of, stacked_and_alone, workspace_of
 from test_models import built_by
 from torch import nn
 from torch.func import functional_call, vmap
@@ -83,34 +83,21 @@ def test_layers_of_dropout_are_a_fault_where_they_would_drop(expect_error):
 def test_a_stack_trains_as_its_clients_alone():
     """For a model in evaluation mode torch would fuse the layer without a gradient, and clients would train one by one."""
     workspace = workspace_of(config_of("strategy=fedavg", "num_clients=3"), model=transformer(), dtype=torch.float64)
-    seen, found = [], []
+    seen = []
 
     class Watched(workspace.client_class):
         def local_update(self, stack):
             seen.append(len(stack))
             return super().local_update(stack)
 
-    for clients in ([0, 1, 2], [0], [1], [2]):
-        client = Watched(workspace, clients)
-        found += client.update([build_received(workspace)] * len(clients), 1)
+    stacked_and_alone(workspace, kind=Watched, rounds=1)
     assert seen == [3, 1, 1, 1]
-    for stacked, alone in zip(found[:3], found[3:], strict=True):
-        for name, value in stacked.tensors.items():
-            torch.testing.assert_close(value, alone.tensors[name], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("layer", [lambda: nn.MultiheadAttention(8, 2, dropout=0.1)])
 def test_what_a_model_may_not_hold(layer, expect_error):
     with expect_error("model"):
         built(lambda channels: nn.Sequential(Tokens(channels, 8), layer()), Mean())
-
-
-class Table(nn.Module):
-    """A typical table of positions."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("table", torch.zeros(16, 8))
 
 
 def test_an_encoder_makes_rows(expect_error):

@@ -9,7 +9,7 @@ import yaml
 from helpers import config_of
 from omegaconf import OmegaConf
 
-from contrafed import compose, run
+from contrafed import UserError, compose, run
 from contrafed.config.run_config import resolve
 from contrafed.core import registry
 
@@ -100,10 +100,10 @@ def test_hidden_files_do_no_harm_and_another_encoding_is_one_line(tmp_path, expe
     assert compose("strategy=fedavg", config_dir=tmp_path).strategy.name == "fedavg"
 
 
-@pytest.mark.parametrize("stopped", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("stopped", [KeyboardInterrupt, RuntimeError, UserError])
 def test_a_run_that_ends_while_its_engine_starts_leaves_no_claim(tmp_path, monkeypatch, stopped):
     def starts(config, job):
-        raise stopped
+        raise stopped("no room")
 
     monkeypatch.setattr("contrafed.engines.local.run", starts)
     again = config_of(*QUICK_RUN, "strategy=fedavg", "checkpoint_every=1", "resume=latest", f"output_dir={tmp_path}/run")

@@ -11,42 +11,31 @@ from contrafed.training.base import LocalError
 from contrafed.training.batches import Batches
 
 
-def test_what_is_remembered_must_be_in_the_memory_that_a_client_begins_with():
-    """Otherwise one engine would keep it and another not."""
-
-    class Remembers(FedAvgClient):
-        def local_update(self, stack):
-            stack.state["last"] = torch.zeros(len(stack), 1)
-            return super().local_update(stack)
-
-    workspace = workspace_of(config_of("strategy=fedavg", "num_clients=4", "model=mlp"))
-    received = {f"model/{name}": value for name, value in workspace.initial.items()}
-    with pytest.raises(LocalError, match="init_client_state must return a value for last, which local_update remembers"):
-        Remembers(workspace, [0]).update([received], 1)
-
-
 @pytest.mark.parametrize(
-    ("sent", "said"),
+    ("state", "sent", "said"),
     [
-        ({"extra": torch.ones(1)}, "what message_spec declares, which extra is not"),
+        ({"last": torch.zeros(1, 1)}, {}, "init_client_state must return a value for last, which local_update remembers"),
+        ({}, {"extra": torch.ones(1)}, "local_update must return .*what message_spec declares, which extra is not"),
         (
+            {},
             {"model/classifier.bias": torch.ones(1, 3)},
-            r"classifier.bias of shape \(1, 10\), as message_spec declares it, not \(1, 3\)",
+            r"must return .*classifier.bias of shape \(1, 10\), as message_spec declares it, not \(1, 3\)",
         ),
-        ({"model/classifier.bias": torch.ones(1, 10).int()}, "classifier.bias in float32 or float64, not torch.int32"),
+        ({}, {"model/classifier.bias": torch.ones(1, 10).int()}, "must return .*bias in float32 or float64, not torch.int32"),
     ],
 )
-def test_what_is_sent_must_be_what_messages_declares(sent, said):
-    """Otherwise every reply would be rejected, on some engines without a reason."""
+def test_what_is_remembered_and_sent_must_be_declared(state, sent, said):
+    """Otherwise one engine would keep it and another not, and every reply would be rejected."""
 
-    class Sends(FedAvgClient):
+    class Undeclared(FedAvgClient):
         def local_update(self, stack):
+            stack.state |= state
             return super().local_update(stack) | sent
 
     workspace = workspace_of(config_of("strategy=fedavg", "num_clients=4", "model=mlp"))
     received = {f"model/{name}": value for name, value in workspace.initial.items()}
-    with pytest.raises(LocalError, match=f"local_update must return .*{said}"):
-        Sends(workspace, [0]).update([received], 1)
+    with pytest.raises(LocalError, match=said):
+        Undeclared(workspace, [0]).update([received], 1)
 
 
 def test_one_client_is_centralised_sgd():
