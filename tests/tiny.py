@@ -38,7 +38,7 @@ def engines_agree(folder, engine, *overrides):
     for name, more in (("local", ["engine.stack_size=1"]), (engine, [])):
         summary = run(config_of(*overrides, f"engine={name}", *more, f"output_dir={folder}/{name}"))
         assert summary["failures"] == summary["replies_rejected"] == 0
-    for name in ("metrics.csv", "clients.csv", "participants.csv"):
+    for name in ("metrics.csv", "clients.csv", "participants.csv", "model.safetensors"):
         assert (folder / engine / name).read_bytes() == (folder / "local" / name).read_bytes()
     for path in (folder / "local").rglob("*.safetensors"):
         assert same(load_file(path), load_file(folder / engine / path.relative_to(folder / "local"))), path

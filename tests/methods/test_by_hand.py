@@ -30,7 +30,7 @@ CLOUD = {"cloud_lr": 0.5, "sigma": 1.0, "relative": False, "cap": False}
 def test_golden_values(name, changes, rounds, w, own, stack_size):
     """The last W, and the clients' own models, by which they are evaluated."""
     run = scalar_left(name, rounds, stack_size=stack_size, **changes)
-    assert run.w[-len(w) :] == pytest.approx(w, abs=1e-5)
+    assert run.w[-len(w) :] == (w if name == "fedamp" else pytest.approx(w, abs=1e-5))
     assert run.list_state_numbers("own/classifier.w") == pytest.approx(own, abs=1e-5)
     assert [run.evaluate_client(client) for client in range(3)] == run.list_state_numbers("own/classifier.w")
     assert run.strategy.has_global_model == (name != "fedamp")
