@@ -55,6 +55,7 @@ def test_without_an_address_no_other_cluster_is_joined(tmp_path, monkeypatch):
     run_tiny(tmp_path / "run", "strategy=fedavg", "engine=ray", "engine.workers=1", "num_rounds=1")
 
 
+@pytest.mark.slow
 @EACH_LEAST
 def test_a_killed_worker_is_replaced_and_the_numbers_do_not_change(tmp_path, local_runs, monkeypatch, least):
     """Each of two workers dies before a round. Its messages run again, and PMFL's clients keep their state."""
