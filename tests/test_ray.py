@@ -22,7 +22,7 @@ from contrafed.engines.worker import FIRST_NODE_ID
 from contrafed.runs.run import run
 
 # Also with every batch cut as far as it goes.
-EACH_LEAST = pytest.mark.parametrize("least", [contrafed.engines.ray.MIN_BATCH_SECONDS, slow(0)])
+EACH_LEAST = pytest.mark.parametrize("least", [contrafed.engines.ray.MIN_BATCH_SECONDS, 0])
 
 
 @pytest.mark.slow
