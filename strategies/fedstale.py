@@ -24,8 +24,9 @@ class FedStale(FedVARP):
     FedAvg with equal weights, and beta = 1 is FedVARP.
 
     Source: Rodio and Neglia 2024, abstract: a convex combination of fresh and stale updates that interpolates between the two.
+    The authors' code agrees.
 
-    Deviation: the mean over S is that of our FedAvg and FedVARP. It is not divided by participation rates.
+    Deviation: the mean over S is that of our FedAvg and FedVARP. It is not divided by participation rates, as in that code.
     """
 
     paper = Paper(
