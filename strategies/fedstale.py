@@ -24,6 +24,7 @@ class FedStale(FedVARP):
     FedAvg with equal weights, and beta = 1 is FedVARP.
 
     Source: Rodio and Neglia 2024, abstract: a convex combination of fresh and stale updates that interpolates between the two.
+    The authors' code has this step, with the terms of S divided by participation rates.
 
     Deviation: the mean over S is that of our FedAvg and FedVARP. It is not divided by participation rates.
     """

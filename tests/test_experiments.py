@@ -229,10 +229,12 @@ def select(experiment, *overrides):
     [
         ("fedcrl/table2", ["strategy=fedavg"], f"{LOCAL}optimizer", "sgd", "adam"),
         ("fedcrl/table2", ["strategy=pfedme"], f"{LOCAL}lr", 0.01, 0.01),
+        ("fedcrl/table2", ["strategy=perfedavg"], "strategy.inner_lr", 0.005, 0.003),
         ("fedcosr/table3", ["strategy=fedcosr"], "dataset.normalize", "half", "moments"),
         ("fedcosr/table2", ["partition=pathological"], "partition.pieces", "uniform", "equal"),
         ("fedcrl/table2", ["partition=pathological"], "partition.pieces", "uniform", "random"),
         ("mpfedcon/table1", ["strategy=local"], "participation.select", None, 0.1),
+        ("mpfedcon/table1", ["strategy=local"], f"{LOCAL}weight_decay", 0.0, 0.0),
         ("mpfedcon/table1", ["strategy=fedrep"], f"{LOCAL}weight_decay", 0.0001, 0.0),
         ("mpfedcon/table1", ["strategy=mpfedcon"], "strategy.temperature", 5.0, 0.5),
         ("mpfedcon/table3", ["dataset=cifar100"], "model.hidden", [256, 128], None),
