@@ -18,7 +18,7 @@ from contrafed.strategies.fedavg import FedAvg
 
 AVERAGING = {
     "fedavg": ("fedavg", "fedavgm", "fedadam", "fedagm", "fedhyper", "pfedme"),
-    "own": ("fedcrl", "mpfedcon", "fedproto", "fedproc", "fedppo", "fedavg_debiased"),
+    "own": ("fedcrl", "mpfedcon", "fedproto", "fedproc", "fedppo"),
 }
 MEDIANS = ("median", "trimmed_mean", "krum", "multi_krum", "geometric_median", "norm_clip")
 
