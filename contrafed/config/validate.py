@@ -65,6 +65,8 @@ def check_lateness(participation: Choice, clock: Choice, client: Choice, server:
         key, wrong = "participation.over_select", "every client is selected already. Fix: set participation.select"
     elif config.late != "drop" and not can_be_late:
         wrong = "without a deadline nobody is late. Fix: set participation.deadline or participation.over_select"
+    elif config.staleness_a and config.late != "stale":
+        key, wrong = "participation.staleness_a", "no late reply is used later. Fix: participation.late=stale, or leave it out"
     elif config.late == "partial":
         halves = client_class_of(client), strategy_class_of(server)
         for name, half in zip((f"strategy={client.name}", f"strategy.server={server.name}"), halves, strict=True):
