@@ -180,10 +180,10 @@ def test_a_resumed_run_has_the_clients_in_training(tmp_path, monkeypatch, method
         ("privacy", ["privacy=central", "privacy.clip_norm=1"]),
         ("attack", ["attack=alie"]),
         ("schedule.buffer_size", ["schedule.buffer_size=51"]),
-        ("schedule.buffer_size", ["participation=uniform", "participation.select=0.02"]),
         ("min_replies", ["min_replies=3"]),
         ("participation.deadline", ["participation.deadline=3"]),
         ("schedule.concurrency", ["schedule.concurrency=0"]),
+        ("schedule.buffer_size", ["participation=uniform", "participation.select=0.02"]),
     ],
 )
 def test_what_a_buffer_does_not_go_with(key, overrides, expect_error):
