@@ -46,6 +46,7 @@ BOOKKEEPING = (
     *("model.buffers", "strategy.local.last_batch", "strategy.history_step", "strategy.history_share"),
     *("select_on", "partition.validation_fraction", "dataset.validation_fraction", "partition.feature_shift", "dataset.kind"),
     *("settings", "clock", "schedule", "participation.deadline", "participation.over_select", "participation.late"),
+    "participation.staleness_a",
 )
 # A method -> keys that it got later, which are not compared.
 LATER = {"fedbabu": ("strategy.tune_lr", "strategy.tune_momentum")}

@@ -28,6 +28,7 @@ class FedAdagrad(FedAdam):
     """
 
     paper = FedAdam.paper
+    linear_in_updates = True
 
     def second_moment(self, before: Tensor, square: Tensor) -> Tensor:
         """Return v, the sum of all D^2."""

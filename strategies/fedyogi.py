@@ -17,6 +17,7 @@ class FedYogi(FedAdam):
     """
 
     paper = FedAdam.paper
+    linear_in_updates = True
 
     def second_moment(self, before: Tensor, square: Tensor) -> Tensor:
         """Return v, which moves by at most (1 - b2) D^2."""

@@ -240,7 +240,7 @@ def run_strategy(
 
 def digits_run(
     name, num_rounds=3, *, clients=8, stack_size=1, dtype=torch.float64, schedule=None, model="mlp", may_fail=False,
-    client_class=None, rule=None, grid=None, wrap=None, aggregation=None, **changes,
+    client_class=None, rule=None, grid=None, wrap=None, aggregation=None, after_round=None, **changes,
 ):  # fmt: skip
     """Run a method on digits with unequal clients. Without a ``schedule`` every client participates in every round."""
     config = config_of(f"strategy={name}", f"num_clients={clients}", f"model={model}", "partition.min_client_size=5")
@@ -251,7 +251,7 @@ def digits_run(
     workspace.client_class = client_class or workspace.client_class
     participation = Schedule(schedule or [range(clients)] * num_rounds)
     how = {"stack_size": stack_size, "grid": grid, "may_fail": may_fail, "rule": rule, "wrap": wrap, "aggregation": aggregation}
-    return run_strategy(workspace, config, participation, num_rounds, **how)
+    return run_strategy(workspace, config, participation, num_rounds, after_round=after_round, **how)
 
 
 class Through:

@@ -17,8 +17,8 @@ from contrafed.server.replies import Replies, Reply
 from contrafed.strategies.fedavg import FedAvg
 
 AVERAGING = {
-    "fedavg": ("fedavg", "fedavgm", "fedadam", "fedagm", "fedhyper", "pfedme"),
-    "own": ("fedcrl", "mpfedcon", "fedproto", "fedproc", "fedppo", "fedavg_debiased"),
+    "fedavg": ("fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedagm", "fedhyper", "pfedme"),
+    "own": ("fedcrl", "mpfedcon", "fedproto", "fedproc", "fedppo"),
 }
 MEDIANS = ("median", "trimmed_mean", "krum", "multi_krum", "geometric_median", "norm_clip")
 

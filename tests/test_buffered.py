@@ -84,6 +84,17 @@ def test_an_aggregation_by_hand():
     assert found == pytest.approx([first, second, third])
 
 
+def test_clients_upload_what_arrives_and_what_is_in_training():
+    """Of three clients that train at once two arrive in a round. At the end one is in training."""
+    seen = []
+    rule = rule_of(2, 3, [1, 2, 5])
+    _, strategy = digits_run("fedavg", 5, clients=3, rule=rule, after_round=seen.append, dtype=torch.float32)
+    down, up = (sum(done.client_metrics[name][1].sum() for done in seen[1:]) for name in ("bytes_down", "bytes_up"))
+    assert down == sum(done.bytes_down for done in seen)
+    assert up == sum(done.bytes_up for done in seen) + strategy.time.bytes_up
+    assert len(strategy.time.training) == 1
+
+
 def test_fedasync_by_hand():
     """K = 1, M = 2. The model is mixed with alpha = 1/2 times s. Client 1 trained w = 2.76 and arrives with s = 1/3."""
     rule = rule_of(1, 2, [1, 2.5], mixes="models")

@@ -26,6 +26,12 @@ def test_seconds_by_hand():
     assert clock.steps_within(6, clients, 1, 100, 100).tolist() == [0, 0, 0]
 
 
+def test_a_client_that_would_never_reply_is_named(expect_error):
+    clock = make("lognormal", bandwidth_sigma=0, bandwidth_down=1e-310)
+    with expect_error("clock"):
+        clock.seconds(np.array([2]), 1, np.array([3]), 100, 100)
+
+
 def test_a_client_has_the_speed_of_its_seed_alone():
     clients = np.array([2, 0])
     few, many, other = make("lognormal"), make("lognormal", 100), make("lognormal", seed=1)

@@ -48,6 +48,9 @@ def run_by_hand(rounds, **participation):
         "after_round": lambda done: seen.append(done),
     }
     models, _ = run_strategy(scalar_workspace(settings, Scalar(START), TARGETS), settings, there, rounds, **how)
+    for done in seen[1:]:  # sums of clients.csv are those of metrics.csv. Uploads of this workspace are in double precision
+        of_clients = {name: values.sum() for name, (_, values) in done.client_metrics.items()}
+        assert (of_clients["bytes_down"], 2 * of_clients["bytes_up"]) == (done.bytes_down, done.bytes_up)
     return [float(model["classifier.w"]) for model in models[1:]], seen[1:]
 
 
@@ -74,10 +77,11 @@ def test_a_deadline_by_hand(how, model, seconds, lost):
     assert done.bytes_down == 3 * 4
 
 
-def test_a_stale_reply_moves_the_model_of_the_round_in_which_it_arrives():
+@pytest.mark.parametrize(("a", "weight"), [(0.0, 1), (2.0, 1 / 4)])
+def test_a_stale_reply_moves_the_model_of_the_round_in_which_it_arrives(a, weight):
     """Client 2 starts at 0 s and arrives at 10 s, when the second round ends. It starts again in the third."""
-    models, done = run_by_hand(3, deadline=6, late="stale")
-    second = (move(FAST, 0) + move(FAST, 6) + FAST + move(START, 3) - START) / 3
+    models, done = run_by_hand(3, deadline=6, late="stale", staleness_a=a)
+    second = (move(FAST, 0) + move(FAST, 6) + FAST + weight * (move(START, 3) - START)) / 3
     assert models == pytest.approx([FAST, second, (move(second, 0) + move(second, 6)) / 2], abs=1e-12)
     assert [each.participants.tolist() for each in done] == [[0, 1, 2], [0, 1], [0, 1, 2]]
     assert [each.simulated["simulated_time"] for each in done] == [6, 10, 16]
@@ -134,6 +138,11 @@ def test_a_resumed_run_has_the_late_replies_and_the_time(tmp_path):
     assert sum(map(int, waited[2:])) > 0
     first = next((tmp_path / "whole" / "checkpoints").glob("*3"))
     assert run_tiny(tmp_path / "again", *late, f"resume={first}") == whole
+
+
+def test_a_deadline_that_nobody_meets_is_said(tmp_path, capsys):
+    run_tiny(tmp_path, "clock=lognormal", "participation.deadline=1e-6", "num_rounds=1")
+    assert "no reply counted in any round: the global model is the initial one" in capsys.readouterr().out.splitlines()
 
 
 def test_no_clock_leaves_no_trace(tmp_path):

@@ -24,7 +24,7 @@ def settings_of(name, **changes):
 
 
 def heterogeneous(beta, mean_probability, floor, scaling):
-    always = {"select": None, "loss_rate": 0.0, "deadline": None, "over_select": None, "late": "drop"}
+    always = {"select": None, "loss_rate": 0.0, "deadline": None, "over_select": None, "late": "drop", "staleness_a": 0.0}
     return Heterogeneous(**always, beta=beta, mean_probability=mean_probability, floor=floor, scaling=scaling)
 
 

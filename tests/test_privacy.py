@@ -42,7 +42,7 @@ SEED, ROUND = 7, 3
 
 SUMS = (
     "fedavg", "fedavgm", "fedadam", "fedagm", "fedau", "pmfl", "fedhyper", "fednova", "fedawe", "pfedme", "fedproc",
-    "fedcrl", "fedproto", "mpfedcon", "fedavg_debiased",
+    "fedcrl", "fedproto", "mpfedcon",
 )  # fmt: skip
 SAMPLED_RUN = ("strategy=fedavg", "strategy.weights=all_clients", "participation=bernoulli", "participation.beta=null",
            "privacy=central", "privacy.amplification=true")  # fmt: skip

@@ -58,6 +58,7 @@ MISTAKES = {
     "participation.over_select": [
         "clock=lognormal participation.over_select=1.3",
         "participation=uniform participation.select=2 participation.over_select=1.3"],
+    "participation.staleness_a": [f"{LATE} participation.staleness_a=0.5"],
     "participation.late": [
         "clock=lognormal participation.late=stale",
         *(f"{LATE} participation.late=stale strategy={name}" for name in ("scaffold", "fedcrl")),
@@ -88,7 +89,8 @@ MISTAKES = {
     "model.hidden[0]": ["model.hidden=[a]"],
     "clock": [f"{BUFFER} clock=none"],
     "schedule": [f"{BUFFER} {change}" for change in ("strategy=scaffold", "strategy=fedppo")],
-    "schedule.buffer_size": [f"{BUFFER} schedule.buffer_size=51"],
+    "schedule.buffer_size": [
+        f"{BUFFER} schedule.buffer_size=51", f"{BUFFER} participation=uniform participation.select=0.02"],
     "schedule.concurrency": [f"{BUFFER} schedule.concurrency=0"],
     "engine": ["engine=rai", f"{BUFFER} engine=flower"],
     "engine.device": ["engine=local engine.device=gpu"],

@@ -23,7 +23,7 @@ from contrafed.training.workspace import client_class_of
 # there is a mixed head for FedPAC, the two accuracies of FedPPO.
 EXTRA_NUMBERS = dict.fromkeys(("fedproto", "fedtgp", "fedcrl", "fedcosr", "mpfedcon"), (10, 10))
 EXTRA_NUMBERS |= {"fedgh": (0, 10), "fedproc": (11, 10), "fedpac": (11, 10), "fedppo": (0, 2), "fedas": (0, 1)}
-EXTRA_NUMBERS |= dict.fromkeys(("amplified_scaffold", "fedavg_debiased"), (1, 0))  # the period, participations
+EXTRA_NUMBERS["amplified_scaffold"] = 1, 0  # the period
 
 
 def payload(record):

@@ -65,6 +65,8 @@ def check_lateness(participation: Choice, clock: Choice, client: Choice, server:
         key, wrong = "participation.over_select", "every client is selected already. Fix: set participation.select"
     elif config.late != "drop" and not can_be_late:
         wrong = "without a deadline nobody is late. Fix: set participation.deadline or participation.over_select"
+    elif config.staleness_a and config.late != "stale":
+        key, wrong = "participation.staleness_a", "no late reply is used later. Fix: participation.late=stale, or leave it out"
     elif config.late == "partial":
         halves = client_class_of(client), strategy_class_of(server)
         for name, half in zip((f"strategy={client.name}", f"strategy.server={server.name}"), halves, strict=True):
@@ -139,6 +141,7 @@ def check_schedule(chosen: Mapping[str, Choice], server: Choice, top: Any) -> No
         return
     engine, clock, attack, pattern = (chosen[group] for group in ("engine", "clock", "attack", "participation"))
     found, name = strategy_class_of(server), f"strategy.server={server.name}"
+    can_start = pattern.config.count(top.num_trained) or top.num_trained
     fix = "a strategy that averages updates, such as strategy.server=fedavg"
     faults = {
         "clock=none: schedule=buffered follows simulated time. Fix: clock=lognormal or clock=trace": clock.name == "none",
@@ -164,6 +167,8 @@ def check_schedule(chosen: Mapping[str, Choice], server: Choice, top: Any) -> No
         ),
         f"schedule.buffer_size={config.buffer_size} is more than the {top.num_trained} clients that train, and each arrives "
         "once in a round. Fix: a smaller one": config.buffer_size > top.num_trained,
+        f"schedule.buffer_size={config.buffer_size} is more than participation.select={pattern.config.select} lets start in a "
+        "round, so the buffer would never be full. Fix: participation.select=null": can_start < config.buffer_size,
         f"min_replies={top.min_replies} is more than schedule.buffer_size={config.buffer_size}: the model would never change. "
         "Fix: a smaller one": top.min_replies > config.buffer_size,
     }

@@ -21,6 +21,7 @@ KEY_NAMES = {
     "participation.deadline": "deadline",
     "participation.over_select": "over-selection",
     "participation.late": "late clients",
+    "participation.staleness_a": "staleness a",
     "clock.name": "clock",
     "clock.step_sigma": "spread of speeds",
     "schedule.name": "schedule",

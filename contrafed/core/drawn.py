@@ -48,15 +48,19 @@ class Drawn(nn.Module):
 
 
 def draw_uniform(numbers: Tensor, place: int, count: int) -> Tensor:
-    """Return ``count`` uniform numbers in [0, 1) for each of ``numbers`` (b,), as (b, count) in float32.
+    """Return ``count`` uniform numbers in [0, 1) for each of ``numbers`` (b,), as (b, count) in float32."""
+    return (_shift(draw_bits(numbers, place, count), 40)).float() / NUMBERS
 
-    They are the high bits of splitmix64's output at (number, place, position). Whole numbers give equal bits everywhere, also
-    under ``vmap``, which torch's own generators do not.
+
+def draw_bits(numbers: Tensor, place: int, count: int) -> Tensor:
+    """Return ``count`` random numbers of 64 bits for each of ``numbers`` (b,), as (b, count) in int64.
+
+    They are splitmix64's output at (number, place, position). Whole numbers give equal bits everywhere, also under ``vmap``,
+    which torch's own generators do not.
     """
     position = torch.arange(count, device=numbers.device)
     mixed = (numbers.long().unsqueeze(1) * 4096 + place) * GOLDEN
-    mixed = _mix(_mix(mixed) + (position + 1) * GOLDEN)
-    return (_shift(mixed, 40)).float() / NUMBERS
+    return _mix(_mix(mixed) + (position + 1) * GOLDEN)
 
 
 def _mix(z: Tensor) -> Tensor:

@@ -57,5 +57,5 @@ def add_later_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored configuration with the keys that runs of before did not have: no clock, and no late clients."""
     found = {"clock": {"name": "none"}, "schedule": {"name": "synchronous"}, **config}
     if isinstance(participation := found.get("participation"), Mapping):
-        found["participation"] = {"deadline": None, "over_select": None, "late": "drop", **participation}
+        found["participation"] = {"deadline": None, "over_select": None, "late": "drop", "staleness_a": 0.0, **participation}
     return found

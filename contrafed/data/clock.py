@@ -48,9 +48,15 @@ class Clock:
             steps: Each client's local steps (m,).
             bytes_down: Bytes that each of them receives.
             bytes_up: Bytes that each of them uploads.
+
+        Raises:
+            UserError: If a client takes more seconds than a number can hold.
         """
         speeds = self.speeds(clients, server_round)
-        found: np.ndarray = bytes_down / speeds.down + steps * speeds.step + bytes_up / speeds.up
+        with np.errstate(over="ignore"):
+            found: np.ndarray = bytes_down / speeds.down + steps * speeds.step + bytes_up / speeds.up
+        if len(endless := clients[~np.isfinite(found)]):
+            raise UserError(f"clock: client {endless[0]} would never reply in round {server_round}. Fix: a larger bandwidth")
         return found
 
     def steps_within(

@@ -8,15 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from contrafed.core.drawn import draw_bits
 from contrafed.core.randomness import generator
 from contrafed.core.schema import Range
 
 LEVELS = 255.0
 BLUR_RADIUS_DEVIATIONS = 3  # a Gaussian's weights end there
 MAX_SEED = 2**31
-# Odd multipliers and shifts of a hash of 32 bits (Wellons 2018, lowbias32), in int64.
-HASH_STEPS, HASH_LAST_SHIFT, WORD = ((16, 0x7FEB352D), (15, 0x846CA68B)), 16, 0xFFFFFFFF
-UNIFORMS = 4  # whose sum stands for a normal number: bytes of one hash
+UNIFORMS = 4  # whose sum stands for a normal number: bytes of one draw
 
 
 @dataclass(frozen=True)
@@ -117,25 +116,10 @@ def blur(x: Tensor, deviation: Tensor, radius: int) -> Tensor:
 def draw_noise(x: Tensor, index: Tensor) -> Tensor:
     """Return noise of mean 0 and deviation 1 for images (n, H, W, C), always the same for a marked position in ``index`` (n,).
 
-    It is a hash of position and pixel. The sum of four of its bytes is close to normal.
+    The sum of four bytes of a draw for the position and the pixel is close to normal.
     """
-    pixel = torch.arange(x[0].numel(), device=x.device).view(1, *x.shape[1:])
-    word = scramble(scramble(index & WORD).view(-1, 1, 1, 1) ^ pixel)
+    word = draw_bits(index, 0, x[0].numel()).view(x.shape)
     total = sum(((word >> (8 * byte)) & 0xFF) for byte in range(UNIFORMS))
     deviation = math.sqrt(UNIFORMS * (256**2 - 1) / 12)
     noise: Tensor = (total.to(x.dtype) - UNIFORMS * 127.5) / deviation  # type: ignore[union-attr]
     return noise
-
-
-def scramble(word: Tensor) -> Tensor:
-    """Return a hash of whole numbers below 2^32, which are below 2^32 too."""
-    for shift, factor in HASH_STEPS:
-        word = word ^ (word >> shift)
-        word = _multiply(word, factor)
-    return word ^ (word >> HASH_LAST_SHIFT)
-
-
-def _multiply(word: Tensor, factor: int) -> Tensor:
-    """Return word * factor modulo 2^32, in int64 without an overflow."""
-    low, high = word & 0xFFFF, word >> 16
-    return (low * factor + ((high * factor & 0xFFFF) << 16)) & WORD

@@ -24,6 +24,7 @@ class Selection:
     deadline: Annotated[float, Range(gt=0)] | str | None  # seconds, or qSHARE
     over_select: Annotated[float, Range(ge=1)] | None
     late: Literal["drop", "stale", "partial"]
+    staleness_a: Annotated[float, Range(ge=0)]  # a
 
     def count(self, num_clients: int) -> int | None:
         """Return the number of selected clients: a whole number as it is, or a fraction of ``num_clients``, at least 1.

@@ -201,7 +201,7 @@ class Session:
         """Print advice if few clients or none participated."""
         if self.rounds and not log.participants:
             progress.note("no client took part in any round: look at participation, and at partition.on_small=drop")
-        elif log.uncounted and not self.recorder.has_trained:
+        elif (log.uncounted or self.strategy.time) and not self.recorder.has_trained:
             progress.note("no reply counted in any round: the global model is the initial one")
         elif log.participants < log.rounds:
             mean = log.participants / log.rounds

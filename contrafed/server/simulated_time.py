@@ -22,6 +22,7 @@ class SimulatedTime:
 
     * drop: the server stops them at the deadline. They do not train here, and their client state stays as before.
     * stale: they train on. Their replies stay in ``waiting`` until they arrive. Until then these clients are not available.
+      The update of a reply that s rounds came before counts (1 + s)^-a times, with a = ``participation.staleness_a``.
     * partial: they take the steps that fit, upload at the deadline, and are dropped if no step fits.
     """
 
@@ -104,16 +105,22 @@ class SimulatedTime:
         self.busy = {client: arrives for client, arrives in self.busy.items() if arrives > self.now}
         arrived = sorted(self.waiting.keys() - self.busy.keys())
         received = broadcast() if arrived else {}
-        # As if the update had been made from the current model.
-        found = [Reply(client, received=received, **self.waiting.pop(client)) for client in arrived]
+        found = [self._renew(client, done.server_round, received) for client in arrived]
         for reply in valid:
             if reply.client in self.busy:
                 kept = {"num_examples": reply.num_examples, "metrics": reply.metrics, "norm": reply.norm}
-                self.waiting[reply.client] = {**kept, "tensors": self._changes(reply)}
+                self.waiting[reply.client] = {**kept, "server_round": done.server_round, "tensors": self._changes(reply)}
             else:
                 found.append(reply)
         done.simulated["stale"] = len(arrived)
         return found
+
+    def _renew(self, client: int, server_round: int, received: Tensors) -> Reply:
+        """Return a late reply as that of a client that starts from ``received`` now, with its update times its weight."""
+        kept = self.waiting.pop(client)
+        weight = float((1 + server_round - kept.pop("server_round", server_round)) ** -self.participation.config.staleness_a)
+        scaled = {name: weight * value if name.startswith("delta/") else value for name, value in kept.pop("tensors").items()}
+        return Reply(client, received=received, tensors=scaled, **kept)
 
     def _changes(self, reply: Reply) -> Tensors:
         """Return a reply's update, and its buffers as they are. All are copies, because workers use their memory again."""
