@@ -36,7 +36,7 @@ OVER_ROUNDS: tuple[tuple[str, Callable[[FinishedRun], Points], str, float], ...]
 
 def of_runs(runs: Sequence[FinishedRun], title: str) -> dict[str, Figure]:
     """Return {name: figure} for any runs: accuracy over rounds or at the end, clients, weights, swept keys, repetitions."""
-    found, title = quiet(group_runs(runs), title)
+    found, title = quiet(_drop_evaluations(group_runs(runs)), title)
     said, points = accuracy_of(runs)
     out = {"accuracy": accuracy(found, title, said, points)}
     scores = [(name, *accuracy_of(runs, name)) for name in beside_accuracy_of(runs)]
@@ -62,6 +62,12 @@ def _timed(found: Sequence[Group], title: str, said: str, points: Callable[[Fini
     if len(found) <= CLIENT_ROWS and all(waits.values()):
         out["waiting"] = draw_waits(waits, title)
     return out
+
+
+def _drop_evaluations(found: Sequence[Group]) -> Sequence[Group]:
+    """Return groups without ``eval_every``, which a figure does not need, if they stay different without it."""
+    less = [replace(group, setting=tuple(pair for pair in group.setting if pair[0] != "eval_every")) for group in found]
+    return less if len({group.label for group in less}) == len(found) else found
 
 
 def quiet(found: Sequence[Group], title: str) -> tuple[list[Group], str]:

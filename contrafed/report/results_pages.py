@@ -46,7 +46,8 @@ CORRELATIONS = """
 Over all accuracies of a table that have our value and the published one. The last column is for the same cells of the table's
 page with the most cells. So it says what other settings change. Fewer than three cells have no correlation.
 """
-HIDDEN_COLUMNS = ("seconds", "num_rounds")  # of the table of runs: the CSV has them, and "rounds" has the planned number
+# Of the table of runs. The CSV has them, and "rounds" has the planned number.
+HIDDEN_COLUMNS = ("seconds", "num_rounds", "eval_every")
 RANKS = ("rank", "paper_rank")
 MIN_CELLS = 3  # of a correlation
 
