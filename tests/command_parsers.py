@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 OTHERS = {
     ".", ".ci/mypy", ".ci/run", ".release/bin/pip", ".release/bin/python", ".release/bin/twine", "apt-get", "cd",
     "chmod", "cp", "diff", "docker", "env", "export", "git", "grep", "head", "install", "journalctl", "jupyter", "ls",
-    "mkdir", "mkdocs", "mv", "nginx", "nvidia-smi", "peers/bin/pip", "pip", "pip-audit", "python3", "python3.12", "ruff", "sbatch", "systemctl",
-    "touch", "umask", "pytest",
+    "mkdir", "mkdocs", "mv", "nginx", "nvidia-smi", "peers/bin/pip", "pip", "pip-audit", "python3", "python3.12",
+    "ruff", "sbatch", "systemctl", "touch", "umask", "pytest",
 }  # fmt: skip
 GLUE = {"&&", "||", "|", "(", ")", ";", "&", "<("}
 # A file of the reader, whose name alone is checked: another file takes its place.
