@@ -55,13 +55,13 @@ LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
 
 
 class Reader:
-    """A reader who follows a page from its top, in a separate folder with main.py as in a clone."""
+    """A reader who follows a page from its top, in a separate folder with the commands as in a clone."""
 
     def __init__(self, folder, monkeypatch):
         self.cwd, self.monkeypatch, self.state = folder / "clone", monkeypatch, folder / "state"
         (folder / "bin").mkdir()
         self.cwd.mkdir()
-        for name in ("main.py", "conf"):
+        for name in ("main.py", "report.py", "conf"):
             (self.cwd / name).symlink_to(ROOT / name)
         for name, command in (("python", "exec {}"), ("contrafed", "exec {} " + shlex.quote(str(ROOT / "main.py")))):
             path = folder / "bin" / name

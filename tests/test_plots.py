@@ -9,6 +9,7 @@ from matplotlib.colors import to_rgb
 from reported import method, write_run
 
 from contrafed.core import registry
+from contrafed.core.display_names import name_label
 from contrafed.report import figures, plots
 from contrafed.report.runs import find
 from contrafed.report.style import method_of, style_of, styles
@@ -51,6 +52,20 @@ def test_labels_of_one_method_share_its_colour():
     assert method_of("mpfedcon/mu=0.5 classes=2") == "mpfedcon"
 
 
+@pytest.mark.parametrize(
+    ("label", "shown"),
+    [
+        ("fedavg schedule=buffered num_rounds=120", "FedAvg, buffered, rounds = 120"),
+        ("fedavg participation.deadline=q0.8 to round 80", "FedAvg, deadline = 0.8 of the cohort to round 80"),
+        ("fedrcl+fedadam local.lr=0.1 temperature=2", "FedRCL+FedAdam, learning rate = 0.1, temperature = 2"),
+        ("fedcrl (20% of clients gain)", "FedCRL (20% of clients gain)"),
+        ("mu=0.1", "mu=0.1"),
+    ],
+)
+def test_labels_are_shown_in_words(label, shown):
+    assert name_label(label) == shown
+
+
 def test_curves_show_mean_and_band():
     series = {"pmfl": [[(10, 60.0), (20, 70.0)], [(10, 64.0), (20, 70.0)]], "fedau": [[(10, 50.0), (20, 55.0)]]}
     figure = plots.draw("curves", {"full": series, "cyclic": {"pmfl": [[(10, 1.0)]]}}, "title", "round", "accuracy (%)")
@@ -58,7 +73,7 @@ def test_curves_show_mean_and_band():
     assert line.get_ydata().tolist() == [62, 70]
     assert line.get_color() == style_of("pmfl").colour
     assert len(get_panel(figure).collections) == 1  # one band: a single seed has none
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["pmfl", "fedau"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["PMFL", "FedAU"]
     assert get_panel(figure, 1).get_title() == "cyclic"
 
 
@@ -99,7 +114,7 @@ def test_other_kinds_show_what_they_are_given():
     assert [axes.images[0].get_clim() for axes in two.axes] == [(50, 90), (50, 90)]
     assert [tick.get_text() for tick in get_panel(two, 1).get_yticklabels()] == ["1", "2"]
     box = get_panel(plots.draw("box", {"": {"pmfl": [1.0, 2.0, 3.0], "fedau": [2.0, 2.0, 5.0]}}, "", "", "y"))
-    assert [tick.get_text() for tick in box.get_xticklabels()] == ["pmfl", "fedau"]
+    assert [tick.get_text() for tick in box.get_xticklabels()] == ["PMFL", "FedAU"]
     bars = get_panel(plots.draw("bars", {"": {"pmfl": [1.0, 3.0], "fedau": [4.0]}}, "", "", "y"))
     assert [bar.get_height() for bar in bars.patches] == [2, 4]
     clients = plots.client_bars({"pmfl": {0: 50.0, 1: 90.0}, "fedau": {0: 10.0, 1: 20.0}}, "", "y")
@@ -156,7 +171,7 @@ def test_readings_of_one_method_share_a_panel(tmp_path):
     axes = get_panel(
         figures.of_runs(runs_of(tmp_path, *(method("moon", strategy=strategy) for strategy in tried)), "")["accuracy"]
     )
-    assert len({line.get_label() for line in axes.lines}) == 4
+    assert len({line.get_label() for line in axes.lines}) == len({line.get_color() for line in axes.lines}) == 4
 
 
 def test_variants_of_a_method_are_methods_of_their_own(tmp_path):
@@ -165,7 +180,7 @@ def test_variants_of_a_method_are_methods_of_their_own(tmp_path):
     names = ("pmfl", "pmfl/no_mct")
     runs = [method("pmfl", published={"method": name}, participation=pattern) for name in names for pattern in there]
     figure = figures.of_runs(runs_of(tmp_path, *runs), "")["accuracy"]
-    assert [axes.get_title() for axes in figure.axes] == ["participation.beta=0.1", "participation.beta=0.5"]
+    assert [axes.get_title() for axes in figure.axes] == ["participation β = 0.1", "participation β = 0.5"]
 
 
 @pytest.mark.parametrize(
@@ -221,7 +236,7 @@ def test_bars_of_clients_and_a_metric_of_each_method(tmp_path):
         settings = {"published": {**apart, "method": "fedavg"}, "partition": {"name": "iid", "alpha": alpha}}
         write_run(tmp_path / "panels" / str(alpha), clients=rows, **method("fedavg", **settings))
     (figure,) = figures.of_papers(find([tmp_path / "panels"])).values()
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["fedavg, 1, mean 25", "fedavg, 2, mean 50"]
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["FedAvg, 1, mean 25", "FedAvg, 2, mean 50"]
     for name, scope in (("fedcrl", ("personal", "test")), ("fedavg", ("global", "clients"))):
         own = {"kind": "curves", "metric": "/".join([*scope, "accuracy"]), "line": "strategy.name", "panel": []}
         write_run(tmp_path / "curves" / name, scope=scope, **method(name, published={**published, "method": name, "plot": own}))

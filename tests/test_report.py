@@ -61,7 +61,7 @@ def test_a_key_that_only_one_method_has_otherwise_is_said_with_it(sweep):
         strategy = {"name": "moon", "server": "fedavg", "local": {"lr": 0.3}}
         write_run(sweep / f"fast-{pattern}", (0.1, 0.9), strategy=strategy, participation={"name": pattern})
     found, title = figures.quiet(group_runs(find([sweep])), "sweep")
-    assert title == "sweep (local.lr=0.1 unless said)"
+    assert title == "sweep (learning rate = 0.1, unless the legend says otherwise)"
     assert {group.label for group in found} == {
         *(f"{name} participation={p}" for name in ("moon", "fedavg") for p in ("full", "cyclic")),
         *(f"moon local.lr=0.3 participation={p}" for p in ("full", "cyclic")),

@@ -131,7 +131,7 @@ def test_what_most_groups_of_one_method_have_goes_without_saying(tmp_path):
         strategy = {"name": "moon", "server": "fedavg", "local": {"lr": lr, "epochs": epochs}}
         write_run(tmp_path / str(number), seed=number, strategy=strategy)
     found, title = figures.quiet(group_runs(find([tmp_path])), "moon")
-    assert title == "moon (local.lr=0.1, local.epochs=1 unless said)"
+    assert title == "moon (learning rate = 0.1, local epochs = 1, unless the legend says otherwise)"
     assert [group.label for group in found] == ["moon", "moon local.epochs=5", "moon local.lr=0.3"]
 
 

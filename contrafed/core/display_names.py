@@ -6,6 +6,9 @@ from contrafed.core import registry
 
 # A description's first word, or two, that is the name of a data set: ``CIFAR-10: 60,000 pictures``.
 DATASET_TITLE = re.compile(r"^([A-Z][\w-]*(?: [a-z]+)?): ")
+# Between the method of a label and its keys: ``fedavg participation=full local.lr=0.1``.
+LABEL_KEY = re.compile(r" (?=[a-z][\w.]*=)")
+GROUPS = ("dataset", "partition", "participation", "model", "engine", "privacy", "attack", "aggregation", "clock", "schedule")
 KEY_NAMES = {
     "strategy.local.lr": "learning rate",
     "strategy.local.iterations": "local steps",
@@ -30,6 +33,7 @@ KEY_NAMES = {
     "schedule.staleness": "staleness weight",
     "num_clients": "clients",
     "num_rounds": "rounds",
+    "eval_every": "rounds between evaluations",
     "evaluate_after": "evaluated after",
 }
 CHOICE_NAMES = {
@@ -75,6 +79,8 @@ def name_key(key: str) -> str:
 
 def name_value(key: str, value: str) -> str:
     """Return a value of a dotted key: ``CIFAR-10`` for ``dataset.name``, ``Markovian`` for ``participation.name``."""
+    if key == "participation.deadline" and value[-1:].isdigit():
+        return f"{value[1:]} of the cohort" if value.startswith("q") else f"{value} s"
     group, _, rest = key.partition(".")
     if rest != "name":
         return _replace_underlines(value)
@@ -87,6 +93,23 @@ def name_setting(key: str, value: str) -> str:
     """Return a key with its value: ``Dirichlet α = 0.1``. The name of a choice stands for itself: ``Markovian``."""
     shown = name_value(key, value)
     return shown if key.endswith(".name") else f"{name_key(key)} = {shown}"
+
+
+def name_label(label: str) -> str:
+    """Return a label of runs in words: ``fedavg local.lr=0.1 to round 80`` is ``FedAvg, learning rate = 0.1 to round 80``."""
+    text, mark, until = label.partition(" to round ")
+    method, *settings = LABEL_KEY.split(text)
+    remark = method.removeprefix(first := re.split("[ ,]", method)[0])
+    pairs = [setting.partition("=") for setting in settings]
+    named = [name_method(first) + remark, *(name_setting(_lengthen(key), value) for key, _, value in pairs)]
+    return ", ".join(named) + mark + until
+
+
+def _lengthen(key: str) -> str:
+    """Return the dotted key of a short one: ``participation`` is ``participation.name``, ``local.lr`` is a strategy's."""
+    if key in GROUPS:
+        return f"{key}.name"
+    return key if key in KEY_NAMES or key.partition(".")[0] in GROUPS else f"strategy.{key}"
 
 
 def _replace_underlines(text: str) -> str:

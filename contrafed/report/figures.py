@@ -7,9 +7,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from contrafed.core.display_names import name_key, name_label, name_setting
 from contrafed.report import pictures, plots
 from contrafed.report.figure_data import CLIENTS, add, metrics_of, place_of, plot_of, said_of, unit_of, word_of
-from contrafed.report.groups import EMPTY_CELL, Group, group_runs, number_of, short
+from contrafed.report.groups import EMPTY_CELL, Group, group_runs, number_of
 from contrafed.report.published import load, shorten_name
 from contrafed.report.runs import SIMULATED_TIME, FinishedRun, Points, accuracy_of, beside_accuracy_of
 from contrafed.report.statistics import over_seeds
@@ -35,7 +36,7 @@ OVER_ROUNDS: tuple[tuple[str, Callable[[FinishedRun], Points], str, float], ...]
 
 def of_runs(runs: Sequence[FinishedRun], title: str) -> dict[str, Figure]:
     """Return {name: figure} for any runs: accuracy over rounds or at the end, clients, weights, swept keys, repetitions."""
-    found, title = quiet(group_runs(runs), title)
+    found, title = quiet(_drop_evaluations(group_runs(runs)), title)
     said, points = accuracy_of(runs)
     out = {"accuracy": accuracy(found, title, said, points)}
     scores = [(name, *accuracy_of(runs, name)) for name in beside_accuracy_of(runs)]
@@ -63,6 +64,12 @@ def _timed(found: Sequence[Group], title: str, said: str, points: Callable[[Fini
     return out
 
 
+def _drop_evaluations(found: Sequence[Group]) -> Sequence[Group]:
+    """Return groups without ``eval_every``, which a figure does not need, if they stay different without it."""
+    less = [replace(group, setting=tuple(pair for pair in group.setting if pair[0] != "eval_every")) for group in found]
+    return less if len({group.label for group in less}) == len(found) else found
+
+
 def quiet(found: Sequence[Group], title: str) -> tuple[list[Group], str]:
     """Shorten the labels of groups, and add what they share to the title.
 
@@ -83,8 +90,8 @@ def quiet(found: Sequence[Group], title: str) -> tuple[list[Group], str]:
         said = tuple(pair for pair in group.setting if pair[0] in lone and pair[1] != lone[pair[0]])
         rest = tuple(pair for pair in group.setting if pair[0] not in lone)
         out.append(replace(group, method=replace(group, setting=said, until=None).label, setting=rest))
-    usually = ", ".join(f"{short(key)}={value}" for key, value in lone.items() if value != EMPTY_CELL)
-    return out, f"{title} ({usually} unless said)" if usually else title
+    usually = ", ".join(name_setting(key, str(value)) for key, value in lone.items() if value != EMPTY_CELL)
+    return out, f"{title} ({usually}, unless the legend says otherwise)" if usually else title
 
 
 def accuracy(found: Sequence[Group], title: str, said: str, points: Callable[[FinishedRun], Points]) -> Figure:
@@ -132,7 +139,7 @@ def _window(panels: Mapping[str, Mapping[str, Sequence[Points]]]) -> int:
 
 
 def _setting(group: Group) -> str:
-    return ", ".join(f"{short(key)}={value}" for key, value in group.setting)
+    return ", ".join(name_setting(key, str(value)) for key, value in group.setting)
 
 
 def _last(group: Group, points: Callable[[FinishedRun], Points]) -> list[float]:
@@ -178,14 +185,14 @@ def _swept(found: Sequence[Group], title: str, said: str, points: Callable[[Fini
         series: dict[str, dict[float, list[float]]] = {}
         for group in found:
             series.setdefault(group.method, {})[float(group.setting[0][1])] = _last(group, points)
-        return {"swept": plots.draw("lines", {"": series}, title, short(keys[0]), ylabel)} if len(series) <= LINES else {}
+        return {"swept": plots.draw("lines", {"": series}, title, name_key(keys[0]), ylabel)} if len(series) <= LINES else {}
     panels: dict[str, dict[tuple[str, str], float]] = {}
     for group in sorted(found, key=lambda group: [float(value) for _, value in group.setting]):
         place = (group.setting[0][1], group.setting[1][1])
-        panels.setdefault(group.method, {})[place] = over_seeds(_last(group, points))[0]
+        panels.setdefault(name_label(group.method), {})[place] = over_seeds(_last(group, points))[0]
     if len(panels) > PANELS:
         return {}
-    return {"heat_map": plots.draw("heatmap", panels, f"{title}: {ylabel}", short(keys[1]), short(keys[0]))}
+    return {"heat_map": plots.draw("heatmap", panels, f"{title}: {ylabel}", name_key(keys[1]), name_key(keys[0]))}
 
 
 def of_papers(runs: Sequence[FinishedRun]) -> dict[str, Figure]:
@@ -245,7 +252,7 @@ def draw_published_plot(runs: Sequence[FinishedRun], which: int, title: str) -> 
     if not panels:
         return None
     metric = metrics_of(having[0])[which]
-    said, x_said = said_of(metric), short(str(plot.get("x") or ""))
+    said, x_said = said_of(metric), name_key(str(plot.get("x") or ""))
     if metric.startswith(CLIENTS):
         rows = {
             ", ".join(filter(None, (line, panel))): clients for panel, data in panels.items() for line, clients in data.items()
@@ -253,7 +260,7 @@ def draw_published_plot(runs: Sequence[FinishedRun], which: int, title: str) -> 
         return plots.client_bars(rows, title, said)
     if shape == "heatmap":
         means = {panel: {place: over_seeds(values)[0] for place, values in data.items()} for panel, data in panels.items()}
-        return plots.draw("heatmap", means, f"{title}: {said}", x_said, short(str(plot["line"])))
+        return plots.draw("heatmap", means, f"{title}: {said}", x_said, name_key(str(plot["line"])))
     methods = {run.method for run in runs}
     method = methods.pop() if len(methods) == 1 else None
     xlabel, ylabel = (said, "share of clients") if shape == "cdf" else (x_said, said)

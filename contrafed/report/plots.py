@@ -15,9 +15,10 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from scipy import stats
 
+from contrafed.core.display_names import name_label
 from contrafed.report.groups import number_of
 from contrafed.report.statistics import band, over_seeds
-from contrafed.report.style import Style, styles
+from contrafed.report.style import Style, distinct_styles, method_of, styles
 from contrafed.runs.output.figures import MANY_POINTS
 from contrafed.runs.output.series import moving_average
 
@@ -65,7 +66,8 @@ def draw(
         window: If a curve has 100 points, all curves are moving averages over this number of points. None for none.
     """
     labels = list(dict.fromkeys(label for data in panels.values() for label in data))
-    look = styles(labels, None if method is None else [method] * len(labels)) if kind != "heatmap" else {}
+    alone = len({method_of(label) for label in labels}) == 1 and len(labels) > 1
+    look = distinct_styles(labels) if alone else styles(labels, None if method is None else [method] * len(labels))
     one = partial(heat_map, cells_of_all=panels.values()) if kind == "heatmap" else KINDS[kind]
     many = kind == "curves" and any(len(band(seeds)[0]) >= MANY_POINTS for data in panels.values() for seeds in data.values())
     window = window if many else None
@@ -88,16 +90,17 @@ def draw(
     if kind in ("curves", "lines", "cdf") and len(labels) > 1:
         columns = math.ceil(len(labels) / ONE_COLUMN)
         handles = {label: handle for axes in every for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        names = [name_label(label) for label in handles]
         figure.legend(
             handles.values(),
-            handles.keys(),
+            names,
             frameon=False,
             fontsize=9,
             loc="outside right upper",
             ncols=columns,
             handlelength=3.2,
         )
-        figure.set_figwidth(width + (0.9 + 0.075 * max(map(len, labels))) * columns)
+        figure.set_figwidth(width + (0.9 + 0.075 * max(map(len, names))) * columns)
     return figure
 
 
@@ -231,6 +234,7 @@ def bars(axes: Any, values: Mapping[str, Sequence[float]], look: Look) -> None:
 
 
 def _name_columns(axes: Any, labels: Sequence[str]) -> None:
+    labels = [name_label(label) for label in labels]
     slanted = len(labels) > 4 or max(map(len, labels)) > 10
     axes.set_xticks(range(1, len(labels) + 1), labels, rotation=35 if slanted else 0, ha="right" if slanted else "center")
     axes.grid(axis="y", **GRID)
@@ -262,7 +266,7 @@ def client_bars(values: Mapping[str, Mapping[int, float]], title: str, ylabel: s
         mean = float(np.nanmean(heights))
         axes.bar(range(len(clients)), heights, width=0.85 if len(clients) <= 60 else 1, color=look[label].colour)
         axes.axhline(mean, color="#444444", linewidth=1, linestyle="--")
-        axes.set_title(f"{label}, mean {mean:.4g}", loc="left", fontsize=9)
+        axes.set_title(f"{name_label(label)}, mean {mean:.4g}", loc="left", fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(x=0.01)
     few = len(clients) <= 25
@@ -295,7 +299,7 @@ def dots(values: Mapping[str, Mapping[str, Sequence[float]]], title: str, xlabel
                 max(mean, edge), row, xerr=None if math.isnan(deviation) else deviation, color=look[label].colour, capsize=2,
                 linestyle="", **_marker(settings.index(setting), look[label].colour),
             )  # fmt: skip
-    axes.set_yticks(range(len(values)), list(values), fontsize=9)
+    axes.set_yticks(range(len(values)), [name_label(label) for label in values], fontsize=9)
     axes.set_ylim(len(values) - 0.4, -0.6)
     if shown := [max(mean, edge) for mean in means if not math.isnan(mean)]:
         room = 0.05 * (max(shown) - min(shown)) or 1

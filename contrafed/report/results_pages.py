@@ -46,7 +46,8 @@ CORRELATIONS = """
 Over all accuracies of a table that have our value and the published one. The last column is for the same cells of the table's
 page with the most cells. So it says what other settings change. Fewer than three cells have no correlation.
 """
-HIDDEN_COLUMNS = ("seconds",)  # of the table of runs: only the CSV has them
+# Of the table of runs. The CSV has them, and "rounds" has the planned number.
+HIDDEN_COLUMNS = ("seconds", "num_rounds", "eval_every")
 RANKS = ("rank", "paper_rank")
 MIN_CELLS = 3  # of a correlation
 
@@ -116,7 +117,9 @@ def _build_page(path: Path, stored: Sequence[FinishedRun], drawn: Path) -> tuple
         pictures += [png, pdf]
         parts.append(f"![{title}: {stem.replace('_', ' ')}](../figures/{png.name})\n")
     groups = group_runs(runs)
-    every = name_table(drop_columns(tables.runs_table(runs, title), HIDDEN_COLUMNS), [key for key, _ in groups[0].setting])
+    every = tables.runs_table(runs, title)
+    own = [head for head in every.heads if "FedAvg's last" in head and {group.method for group in groups} == {"fedavg"}]
+    every = name_table(drop_columns(every, (*HIDDEN_COLUMNS, *own)), [key for key, _ in groups[0].setting])
     guide = "The columns are explained in [How to read the tables](../RESULTS.md#how-to-read-the-tables).\n"
     parts += [remarks, "## All runs\n", every.markdown, guide]
     mixes = describe_mixes(groups, lambda group: label_group(group, ()))

@@ -6,6 +6,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from contrafed.core.display_names import name_label
 from contrafed.report import plots
 from contrafed.report.runs import FinishedRun
 from contrafed.report.style import styles
@@ -64,7 +65,7 @@ def _draw_row(axes: Any, label: str, waits: Mapping[int, tuple[float, float]], c
     axes.bar(range(len(clients)), work, width=width, color=colour, label="at work")
     axes.bar(range(len(clients)), waited, width=width, bottom=work, color=WAITING_COLOUR, label="waiting")
     share = sum(waited) / max(sum(work) + sum(waited), 1e-300)
-    axes.set_title(f"{label}: {100 * share:.0f} % of the time is waiting", loc="left", fontsize=9)
+    axes.set_title(f"{name_label(label)}: {100 * share:.0f} % of the time is waiting", loc="left", fontsize=9)
     axes.legend(frameon=False, fontsize=8, loc="upper right")
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.01)

@@ -25,6 +25,8 @@ SHAPES = {
 
 # Minimum numbers of generated images for training and testing, equal for all classes.
 TRAINING, TESTING = 3000, 500
+# Writers of the generated FEMNIST, for partition=natural.
+NUM_WRITERS = 100
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,6 @@ def draw_images(name: str, shape: tuple[int, int, int], classes: int) -> ImageDa
     each = [-(-count // classes) for count in (TRAINING, TESTING)]
     y = np.concatenate([np.tile(np.arange(classes), count) for count in each])
     x = patterns[y] + rng.normal(0, 40, (len(y), *shape))
-    return make_images(
-        x.clip(0, 255).astype(np.uint8), y, np.repeat([False, True], [classes * count for count in each]), classes
-    )
+    test = np.repeat([False, True], [classes * count for count in each])
+    owner = rng.permutation(len(y)) % NUM_WRITERS if name == "femnist" else None
+    return make_images(x.clip(0, 255).astype(np.uint8), y, test, classes, owner)

@@ -20,7 +20,7 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
         UserError: If the data have no owners, or too few.
     """
     if draw.owner is None:
-        raise UserError("partition=natural needs data that say who each example comes from, such as dataset=femnist, not drawn")
+        raise UserError("partition=natural needs data that say who each example comes from, such as dataset=femnist")
     owners = np.unique(draw.owner)
     if draw.num_clients > len(owners):
         raise UserError(f"num_clients={draw.num_clients} is more than the {len(owners)} natural clients of the data set")
