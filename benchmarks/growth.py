@@ -1,12 +1,14 @@
-"""Measure how a run grows: clients 10^2 to 10^6, participants 10 to 10,000, rounds to 10,000. FedAvg on a tiny model.
+"""Measure how a run grows: clients 10^2 to 10^6, participants 10 to 10,000, rounds to 100,000. FedAvg on a tiny model.
 
     python benchmarks/growth.py --rows growth.jsonl                     # every cell, with their table
     python benchmarks/growth.py --rows growth.jsonl --draw growth.svg   # the table and the figure of earlier cells
     python benchmarks/growth.py --rows growth.jsonl --parts participants --engines local pfl --pfl peers/bin/python
 
 Each cell is one process of at most ``--limit`` seconds. Cells take turns, and values are medians. ``CPU`` is a round's CPU time
-in the process. ``MiB`` is the largest proportional size in memory of the process and of all that it started. ``plain`` is
-Flower's simulation with its own FedAvg, and clients that do nothing. ``pfl`` is Apple's, in the environment of ``--pfl``.
+in the process. ``start-up`` is the time from the start of the process to the end of its first round, less a median round.
+``MiB`` is the largest proportional size in memory of the process and of all that it started. ``stacks`` is ``engine=local``
+with ``engine.stack_size=auto``. ``plain`` is Flower's simulation with its own FedAvg, and clients that do nothing. ``pfl`` is
+Apple's, in the environment of ``--pfl``. ``--least`` and ``--most`` choose cells by size.
 """
 
 import argparse
@@ -29,10 +31,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 # part: (clients, participants, rounds). A round has one step of 32 examples.
 PARTS = {
     "clients": [(10**power, 10, 20) for power in range(2, 7)],
-    "participants": [(20_000, count, 6) for count in (10, 100, 1_000, 10_000)],
-    "rounds": [(100, 10, count) for count in (100, 1_000, 10_000)],
+    "participants": [(20_000, count, 5) for count in (10, 100, 1_000, 10_000)],
+    "rounds": [(100, 10, count) for count in (100, 1_000, 10_000, 100_000)],
 }
-NAMES = {"plain": "Flower alone"}
+BEGAN = time.perf_counter()  # about the start of the process, because all large modules are imported later
+NAMES = {"plain": "Flower alone", "stacks": "local, in stacks"}
 EXAMPLES, STEP = 160, 32  # of a client, and of its step
 COMMON = (
     "dataset=npz", "model=mlp", "model.hidden=[16]", "partition=sampled", f"partition.examples_per_client={EXAMPLES}",
@@ -63,20 +66,20 @@ def sum_memory(root: int) -> float:
 
 
 class Rounds:
-    """The moments at which rounds end, from the start of the cell."""
+    """The moments at which rounds end, from the start of the process."""
 
     def __init__(self) -> None:
-        self.began, self.seconds, self.cpu = time.perf_counter(), list[float](), list[float]()
+        self.seconds, self.cpu = list[float](), list[float]()
 
     def end(self, *_: Any) -> None:
-        """Note a round. The first call ends the start-up."""
-        self.seconds.append(time.perf_counter() - self.began)
+        """Note the end of a round. The first call is before round 1."""
+        self.seconds.append(time.perf_counter() - BEGAN)
         self.cpu.append(time.process_time())
 
     def about(self) -> dict[str, float]:
         """Return the start-up's seconds, and the median wall and CPU seconds of a round after the first."""
         seconds, cpu = (statistics.median(b - a for a, b in itertools.pairwise(v[1:])) for v in (self.seconds, self.cpu))
-        return {"start": self.seconds[0], "seconds": seconds, "cpu": cpu}
+        return {"start": self.seconds[1] - seconds, "seconds": seconds, "cpu": cpu}
 
 
 def ours(engine: str, clients: int, participants: int, rounds: int, folder: Path) -> Rounds:
@@ -84,9 +87,10 @@ def ours(engine: str, clients: int, participants: int, rounds: int, folder: Path
     from contrafed import compose, run
 
     done = Rounds()
-    sizes = (f"num_clients={clients}", f"participation.select={participants}", f"num_rounds={rounds}", f"engine={engine}")
+    sizes = (f"num_clients={clients}", f"participation.select={participants}", f"num_rounds={rounds}")
+    how = ("engine=local", "engine.stack_size=auto") if engine == "stacks" else (f"engine={engine}",)
     where = (f"dataset.path={folder / 'images.npz'}", f"output_dir={folder / str(os.getpid())}")
-    run(compose(*COMMON, *sizes, *where), on_round=done.end)
+    run(compose(*COMMON, *sizes, *how, *where), on_round=done.end)
     return done
 
 
@@ -165,6 +169,7 @@ def pfl(clients: int, participants: int, rounds: int, folder: Path) -> Rounds:
     users = np.random.default_rng(0)
     federated = FederatedDataset(load, lambda: int(users.integers(0, clients)))
     wrapped = PyTorchModel(model := Model(), torch.optim.SGD, torch.optim.SGD(model.parameters(), lr=1.0))
+    done.end()
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=rounds, evaluation_frequency=10**6, train_cohort_size=participants, val_cohort_size=None
@@ -206,7 +211,8 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
     images(folder / "images.npz")
     for _ in range(options.repeats):
         for part, engine in itertools.product(options.parts, options.engines):
-            for sizes in PARTS[part]:
+            place = list(PARTS).index(part)
+            for sizes in (found for found in PARTS[part] if options.least <= found[place] <= options.most):
                 python = options.pfl if engine == "pfl" else sys.executable
                 command = [python, __file__, "--cell", engine, *map(str, sizes), str(folder)]
                 row = {"part": part, "sizes": sizes, "engine": engine} | run_cell(command, options.limit)
@@ -249,23 +255,23 @@ def table(found: dict[tuple[Any, ...], dict[str, Any]]) -> None:
     print("| clients | participants | rounds | engine | start-up, s | s / round | CPU s / round | MiB |")
     print("| ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: |")
     for (_, *sizes, engine), row in found.items():
-        values = [row["left"], "", "", ""]
+        values = [row.get("left", ""), "", "", ""]
         if "left" not in row:
             values = [f"{row['start']:.1f}", f"{row['seconds']:.4f}", f"{row['cpu']:.4f}", f"{row['MiB']:.0f}"]
         print(f"| {' | '.join([*(f'{size:,}' for size in sizes), NAMES.get(engine, engine), *values])} |")
 
 
 def draw(found: dict[tuple[Any, ...], dict[str, Any]], path: Path) -> None:
-    """Draw seconds a round, memory and start-up against clients and participants."""
+    """Draw seconds a round, memory and start-up against clients, participants and rounds."""
     import matplotlib.pyplot as plt
 
     names = {"seconds": "s / round", "MiB": "MiB", "start": "start-up, s"}
-    figure, axes = plt.subplots(2, 3, figsize=(10, 5.5), sharex="row", layout="constrained")
+    figure, axes = plt.subplots(3, 3, figsize=(10, 8), sharex="row", layout="constrained")
     engines = list(dict.fromkeys(key[-1] for key in found))
-    for line, (part, place) in zip(axes, (("clients", 1), ("participants", 2)), strict=True):
+    for line, (place, part) in zip(axes, enumerate(PARTS, 1), strict=True):
         for (axis, name), engine in itertools.product(zip(line, names, strict=True), engines):
-            cells = [(key[place], row.get(name)) for key, row in found.items() if (key[0], key[-1]) == (part, engine)]
-            axis.plot(*zip(*cells, strict=True), marker="o", label=NAMES.get(engine, engine))
+            rows = [(key[place], row) for key, row in found.items() if (key[0], key[-1]) == (part, engine) and name in row]
+            axis.plot([size for size, _ in rows], [row[name] for _, row in rows], marker="o", label=NAMES.get(engine, engine))
             axis.set(xscale="log", yscale="log", xlabel=part, ylabel=names[name])
     axes[0][0].legend()
     figure.savefig(path)
@@ -277,8 +283,10 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, help="file of measured cells, JSON lines")
     parser.add_argument("--draw", type=Path, help="measure nothing, and write the figure to this file")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--engines", nargs="+", default=["local", "ray", "plain"])
+    parser.add_argument("--engines", nargs="+", default=["local", "stacks", "ray", "plain"])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--least", type=int, default=0, help="of clients, participants or rounds in a cell of their part")
+    parser.add_argument("--most", type=int, default=10**6)
     parser.add_argument("--limit", type=float, default=180, help="seconds of a cell")
     parser.add_argument("--pfl", default=sys.executable, help="Python with pfl and torch")
     parser.add_argument("--cell", nargs=5, help=argparse.SUPPRESS)

@@ -4,9 +4,10 @@ import itertools
 
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-from helpers import same
+from helpers import config_of, same, workspace_of
 from tiny import run_tiny
 
+from contrafed.engines.engine_run import TINY_STACK_CLIENTS, stack_size_for
 from contrafed.engines.scheduling import cut_stacks
 from contrafed.engines.worker import FIRST_NODE_ID, identify
 
@@ -25,6 +26,20 @@ def test_whole_stacks_are_cut_again_as_they_were():
             batch = [messages[i] for stack in some for i in stack]
             again = cut_stacks(batch, range(len(batch)), 2)
             assert [[batch[i] for i in stack] for stack in again] == [[messages[i] for i in stack] for stack in some]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "size"),
+    [
+        (("model=mlp",), TINY_STACK_CLIENTS),
+        (("model=mlp", "model.hidden=[]"), TINY_STACK_CLIENTS),
+        (("model=mlp", "model.hidden=[4000]"), 1),
+        (("model=lenet",), 1),
+    ],
+)
+def test_auto_stacks_tiny_models_of_fully_connected_layers(overrides, size):
+    workspace = workspace_of(config_of(*overrides))
+    assert [stack_size_for(wanted, workspace) for wanted in ("auto", None, 3)] == [size, 1, 3]
 
 
 @pytest.mark.slow

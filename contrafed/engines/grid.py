@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from torch import Tensor
 
+from contrafed.core import codec
 from contrafed.core.client_run import ClientRun
 from contrafed.data.federation import Federation
 from contrafed.engines.client_registry import Members
@@ -266,5 +267,5 @@ class LocalGrid(VirtualGrid):
 
 def copy_records(message: Message) -> Message:
     """Return the message with copies of its records. The tensors themselves are shared and never written to."""
-    content = RecordDict({name: record.copy() for name, record in message.content.items()})
+    content = codec.make_record(RecordDict, ((name, record.copy()) for name, record in message.content.items()))
     return Message(content=content, metadata=message.metadata)  # type: ignore[call-overload, no-any-return]

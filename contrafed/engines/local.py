@@ -10,7 +10,7 @@ from contrafed.core.disk import expand_home
 from contrafed.core.errors import RunStopped, UserError
 from contrafed.core.schema import Range
 from contrafed.engines.client_state import ClientStateStore, default_budgets
-from contrafed.engines.engine_run import EngineRun, stack_size_for
+from contrafed.engines.engine_run import EngineRun, StackSize, stack_size_for
 from contrafed.engines.grid import LocalGrid
 from contrafed.engines.worker import reuse_memory
 from contrafed.training.errors import device_lost
@@ -22,7 +22,7 @@ class Config:
     """Settings of the engine."""
 
     device: str | None  # null: cuda if there is one, else cpu
-    stack_size: Annotated[int, Range(ge=1)] | None  # clients trained together, null: 1 on a CPU, as many as fit on a GPU
+    stack_size: StackSize
     memory_device_bytes: Annotated[int, Range(ge=0)] | None  # of client state, on the accelerator, null: half of it
     memory_host_bytes: Annotated[int, Range(ge=0)] | None  # in RAM, null: half of what is available
     memory_folder: str | None  # for other client state, null: the system's folder for temporary files
@@ -48,17 +48,15 @@ def run(config: Config, engine_run: EngineRun) -> None:
     reuse_memory()
     grid = None
     try:
-        install(
-            engine_run.client.to_json(),
-            Workspace(engine_run.client, device=device, federation=engine_run.federation, model=engine_run.model),
-        )
+        workspace = Workspace(engine_run.client, device=device, federation=engine_run.federation, model=engine_run.model)
+        install(engine_run.client.to_json(), workspace)
         on_device, in_ram = default_budgets(device)
         memory = ClientStateStore(
             on_device if config.memory_device_bytes is None else config.memory_device_bytes,
             in_ram if config.memory_host_bytes is None else config.memory_host_bytes,
             expand_home(config.memory_folder),
         )
-        grid = LocalGrid(engine_run.num_clients, stack_size_for(config.stack_size, device, engine_run.num_clients), memory)
+        grid = LocalGrid(engine_run.num_clients, stack_size_for(config.stack_size, workspace), memory)
         engine_run.serve(grid)
     except Exception as error:
         if not device_lost(error):

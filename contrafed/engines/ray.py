@@ -23,7 +23,7 @@ from contrafed.core.schema import Range
 from contrafed.core.tensors import size_of
 from contrafed.engines import shared_memory
 from contrafed.engines.client_state import Cost
-from contrafed.engines.engine_run import EngineRun
+from contrafed.engines.engine_run import EngineRun, StackSize
 from contrafed.engines.grid import VirtualGrid
 from contrafed.engines.ray_liveness import (
     BEAT_SECONDS,
@@ -56,7 +56,7 @@ class Config:
     cpus_per_worker: Annotated[float, Range(gt=0)]
     # null: 1 if torch can use a GPU, else 0. More than 1 would be idle.
     gpus_per_worker: Annotated[float, Range(ge=0, le=1)] | None
-    stack_size: Annotated[int, Range(ge=1)] | None  # clients trained together, null: 1 on a CPU, as many as fit on a GPU
+    stack_size: StackSize
     memory_host_bytes: Annotated[int, Range(ge=80_000_000)] | None  # of Ray's object store, null: as Ray chooses
     memory_folder: str | None  # where Ray writes what does not fit, null: its own folder
     round_timeout: Annotated[float, Range(gt=0)] | None  # seconds

@@ -17,7 +17,7 @@ from contrafed.core.client_run import ClientRun
 from contrafed.core.tensors import Tensors, on_host, size_of
 from contrafed.data.federation import Federation
 from contrafed.engines import shared_memory
-from contrafed.engines.engine_run import stack_size_for
+from contrafed.engines.engine_run import StackSize, stack_size_for
 from contrafed.engines.ray_liveness import start_heartbeats
 from contrafed.engines.worker import BatchRunner, identify, reuse_memory
 from contrafed.training.errors import device_lost
@@ -67,7 +67,7 @@ def unpack_messages(messages: Sequence[Message]) -> tuple[list[ArrayRecord], lis
 class Worker:
     """One persistent worker process: the data set on its device and a ``BatchRunner``."""
 
-    def __init__(self, data_set: Mapping[str, Any], client_run_of: str, stack_size: int | None) -> None:
+    def __init__(self, data_set: Mapping[str, Any], client_run_of: str, stack_size: StackSize) -> None:
         start_heartbeats()
         torch.set_num_threads(1)
         identify()
@@ -81,8 +81,9 @@ class Worker:
         if device == "cuda":
             keep_to_share()
         run = ClientRun.from_json(client_run_of)
-        install(client_run_of, Workspace(run, device=device, federation=federation))
-        self.runner = BatchRunner(run.num_clients, stack_size_for(stack_size, device, run.num_clients))
+        workspace = Workspace(run, device=device, federation=federation)
+        install(client_run_of, workspace)
+        self.runner = BatchRunner(run.num_clients, stack_size_for(stack_size, workspace))
 
         self.mapped: dict[str, Any] = {}  # blocks of memory shared with the driver, to write replies
         self.broadcasts: dict[str, Any] = {}  # and to read broadcasts

@@ -206,9 +206,12 @@ def unstack_copies(tensors: Tensors, count: int) -> list[Tensors]:
     views = unstack_views(tensors, count)
     if count == 1:
         return views
-    own = [{name: torch.empty_like(view) for name, view in row.items()} for row in views]
-    for dtype in {value.dtype for value in tensors.values()}:
-        names = [name for name, value in tensors.items() if value.dtype == dtype]
+    plain = [name for name, value in tensors.items() if value.device.type == "cpu" and value.is_contiguous()]
+    rows = {name: torch.unbind_copy(tensors[name].detach()) for name in plain}  # one call a tensor. Elsewhere B kernels
+    own = [{n: rows[n][k] if n in rows else torch.empty_like(view) for n, view in row.items()} for k, row in enumerate(views)]
+    rest = {name: value for name, value in tensors.items() if name not in rows}
+    for dtype in {value.dtype for value in rest.values()}:
+        names = [name for name, value in rest.items() if value.dtype == dtype]
         torch._foreach_copy_([row[name] for row in own for name in names], [row[name] for row in views for name in names])
     return own
 
