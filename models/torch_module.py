@@ -108,6 +108,7 @@ def build(config: Config, in_channels: int, image_size: tuple[int, int], num_cla
         UserError: For a path, arguments or a head that do not fit.
     """
     net = make_network(config)
+    _check_shared(net)
     name, head = find_head(net, config.head)
     dropout = _take_dropout(net, name)
     replace_drawing(net)
@@ -213,6 +214,14 @@ def find_head(net: nn.Module, wanted: str | None) -> tuple[str, nn.Linear]:
         kind = type(layers[wanted]).__name__
         raise UserError(f"model.head: {wanted} is {kind}, not nn.Linear. Fix: one of {', '.join(linear[-3:]) or 'none'}")
     return wanted, typing.cast(nn.Linear, layers[wanted])
+
+
+def _check_shared(net: nn.Module) -> None:
+    """Raise ``UserError`` if one parameter has two names, because each name is trained and averaged by itself."""
+    names: dict[int, str] = {}
+    for name, value in net.named_parameters(remove_duplicate=False):
+        if (first := names.setdefault(id(value), name)) != name:
+            raise UserError(f"model.target: {first} and {name} are one tensor. Fix: a network that shares no weights")
 
 
 def _take_dropout(net: nn.Module, head: str) -> float:

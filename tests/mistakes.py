@@ -264,7 +264,13 @@ MISTAKES = [
         loss(TASK, "task = task + masked_mean(features.z.detach().square().sum(1), batch.mask)  # HERE", SUM),
         "",
     ),
-    Mistake("a mean of replies without weights", "strategy", "return replies.mean('model', np.ones(len(replies)))  # HERE", ""),
+    Mistake(
+        "a mean of replies without weights",
+        "strategy",
+        "return replies.mean('model', np.ones(len(replies)))  # HERE",
+        "count by their examples",
+        False,
+    ),
 ]
 
 

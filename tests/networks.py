@@ -34,6 +34,7 @@ class Grey(nn.Module):
         self.body(torch.zeros(1, 1, 8, 8))
         self.fc = nn.Linear(5, num_classes)
         self.attention = nn.MultiheadAttention(4, 2, dropout=0.1) if mistake == "attention" else None
+        self.twin = self.body[3] if mistake == "shared" else None
 
     def forward(self, x):
         x = self.body(x)
