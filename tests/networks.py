@@ -38,11 +38,15 @@ class Grey(nn.Module):
 
     def forward(self, x):
         x = self.body(x)
+        if self.mistake == "mixing":
+            x = x - x.mean(0)
         if self.mistake == "functional":
             x = F.dropout(x, 0.5, self.training)
         if self.mistake == "branch" and float(x.sum()) > 1e9:  # what vmap refuses
             x = x + 1
         out = self.fc(x)
+        if self.mistake == "output":
+            return {"scores": out}
         return out.log_softmax(1) if self.mistake == "after" else out
 
 

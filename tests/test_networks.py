@@ -124,6 +124,7 @@ def test_dropout_changes_the_training_and_not_the_evaluation():
         ({"target": "networks.Grey", "args": {"mistake": "functional"}}, "model.target"),
         ({"target": "networks.Grey", "args": {"mistake": "attention"}}, "model.target"),
         ({"target": "networks.Grey", "args": {"mistake": "shared"}}, "model.target"),
+        *(({"target": "networks.Grey", "args": {"mistake": name}}, "model.target") for name in ("mixing", "output")),
         ({"freeze": ["sten.*"]}, "model.freeze"),
         ({"freeze": ["*"]}, "model.freeze"),
         ({"freeze": ["*.running_mean"]}, "model.freeze"),
