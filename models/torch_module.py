@@ -24,7 +24,7 @@ class Config:
 
     target: str | None
     args: dict
-    head: str | None
+    head: str | int | None  # a number names a layer of an nn.Sequential
 
 
 class Network(nn.Module):
@@ -59,7 +59,7 @@ class Network(nn.Module):
             whole = self(x)
         finally:
             self.place_head(nn.Identity())
-        fault = f"model.head: {self.name} is not the last layer, so what follows it would be lost. Fix: another head, or end with it"
+        fault = f"model.head: {self.name} is not the last layer, what follows would be lost. Fix: another head, or end with it"
         try:
             z = self(x)
         except Exception:  # what follows takes its outputs alone
@@ -124,7 +124,7 @@ def build(config: Config, in_channels: int, image_size: tuple[int, int], num_cla
     """
     net = make_network(config)
     _check_shared(net)
-    name, head = find_head(net, config.head)
+    name, head = find_head(net, None if config.head is None else str(config.head))
     dropout = _take_dropout(net, name)
     replace_drawing(net)
     if left := [layer_name for layer_name, layer in net.named_modules() if drops(layer)]:

@@ -54,6 +54,10 @@ def make_small(**arguments) -> nn.Module:
     return Small(**arguments)
 
 
+def sequence() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 10))
+
+
 def unannotated(**arguments):
     return Small(**arguments)
 

@@ -102,6 +102,10 @@ def test_dropout_changes_the_training_and_not_the_evaluation():
     assert not same(*updates)
 
 
+def test_a_head_is_named_by_its_number_in_a_sequence():
+    assert make(target="networks.sequence", channels=1, head=3).classifier.in_features == 5
+
+
 # ---------------------------------------------------------------------------------------------------------------- mistakes
 
 
