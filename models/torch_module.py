@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ class Config:
 
     target: str | None
     args: dict
-    head: str | None
+    head: str | int | None  # a number names a layer of an nn.Sequential
 
 
 class Network(nn.Module):
@@ -42,10 +43,13 @@ class Network(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the head's input (b, D)."""
         out = self.net(x)
-        if isinstance(out, Tensor):
-            return out
-        found: Tensor = out.logits if hasattr(out, "logits") else out[0]  # the outputs of Hugging Face's models
-        return found
+        if not isinstance(out, Tensor):  # such as the outputs of Hugging Face's models
+            out = out["logits"] if isinstance(out, Mapping) and "logits" in out else getattr(out, "logits", out)
+        out = out[0] if isinstance(out, tuple | list) and out else out
+        if not isinstance(out, Tensor):
+            got = type(out).__name__
+            raise UserError(f"model.target: the network returns {got}. Fix: a tensor (b, classes), or logits by this name")
+        return out
 
     def split_fault(self, x: Tensor) -> str:
         """Return why the layer is not the head of the network, tried on images ``x``. It is empty if it is."""
@@ -55,7 +59,7 @@ class Network(nn.Module):
             whole = self(x)
         finally:
             self.place_head(nn.Identity())
-        fault = f"model.head: {self.name} is not the last layer, so what follows it would be lost. Fix: the last layer"
+        fault = f"model.head: {self.name} is not the last layer, what follows would be lost. Fix: another head, or end with it"
         try:
             z = self(x)
         except Exception:  # what follows takes its outputs alone
@@ -65,14 +69,22 @@ class Network(nn.Module):
         same = z.shape[1] == head.in_features and torch.allclose(whole, head(z), rtol=1e-4, atol=1e-5)
         return "" if same else fault
 
+    def mixing_fault(self, x: Tensor) -> str:
+        """Return whether images of a batch have influence on each other in evaluation, as a fault; empty if not."""
+        together, alone = self(x), torch.cat([self(x[k : k + 1]) for k in range(len(x))])
+        same = torch.allclose(together, alone, rtol=1e-3, atol=1e-4)
+        return "" if same else f"model.target: {MIXES}"
+
     def draws(self, x: Tensor) -> bool:
         """Return whether a pass in training mode draws from torch's generator."""
+        self.place_head(nn.Linear(*self.sizes))
         before = torch.get_rng_state()
         try:
             self.train()
             self(x)
             return not torch.equal(torch.get_rng_state(), before)
         finally:
+            self.place_head(nn.Identity())
             self.eval()
             torch.set_rng_state(before)
 
@@ -83,9 +95,12 @@ class Encoder(Stages):
     def find_fault(self, x: Tensor) -> str:
         """Return what stands against the network, tried on images ``x`` (b, C, H, W); empty for nothing."""
         body: Any = self.stages[0]
-        return body.split_fault(x) or (f"model.target: {DRAWS}" if body.draws(x) else "")
+        if body.draws(x):
+            return f"model.target: {DRAWS}"
+        return body.split_fault(x) or body.mixing_fault(x)
 
 
+MIXES = "images of one batch have influence on each other. Fix: nn.BatchNorm2d, or statistics of each image"
 DRAWS = (
     "its forward pass draws at random outside layers of dropout. Fix: rates of 0 in model.args, such as attention_dropout: 0"
 )
@@ -108,7 +123,8 @@ def build(config: Config, in_channels: int, image_size: tuple[int, int], num_cla
         UserError: For a path, arguments or a head that do not fit.
     """
     net = make_network(config)
-    name, head = find_head(net, config.head)
+    _check_shared(net)
+    name, head = find_head(net, None if config.head is None else str(config.head))
     dropout = _take_dropout(net, name)
     replace_drawing(net)
     if left := [layer_name for layer_name, layer in net.named_modules() if drops(layer)]:
@@ -204,7 +220,7 @@ def find_head(net: nn.Module, wanted: str | None) -> tuple[str, nn.Linear]:
     linear = [name for name, layer in layers.items() if isinstance(layer, nn.Linear) and name]
     if wanted is None:
         if not linear:
-            raise UserError("model.head: the network has no nn.Linear, of which the last is the head")
+            raise UserError("model.head: the network has no nn.Linear, of which the last is the head. Fix: end it with one")
         wanted = linear[-1]
     if wanted not in layers:
         fault = unknown("layer", wanted, linear[-5:])
@@ -213,6 +229,14 @@ def find_head(net: nn.Module, wanted: str | None) -> tuple[str, nn.Linear]:
         kind = type(layers[wanted]).__name__
         raise UserError(f"model.head: {wanted} is {kind}, not nn.Linear. Fix: one of {', '.join(linear[-3:]) or 'none'}")
     return wanted, typing.cast(nn.Linear, layers[wanted])
+
+
+def _check_shared(net: nn.Module) -> None:
+    """Raise ``UserError`` if one parameter has two names, because each name is trained and averaged by itself."""
+    names: dict[int, str] = {}
+    for name, value in net.named_parameters(remove_duplicate=False):
+        if (first := names.setdefault(id(value), name)) != name:
+            raise UserError(f"model.target: {first} and {name} are one tensor. Fix: a network that shares no weights")
 
 
 def _take_dropout(net: nn.Module, head: str) -> float:

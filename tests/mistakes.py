@@ -207,7 +207,7 @@ BY_CHECK = {
         "a strategy that changes replies": "replies[0].tensors['model/classifier.bias'].add_(1)  # HERE\n"
         "        return self.mean(model, replies)",
     },
-    ("strategy", "", False): {
+    ("strategy", "count by their examples", False): {
         "a mean of replies without weights": "return replies.mean('model', np.ones(len(replies)))  # HERE",
     },
 }

@@ -34,19 +34,28 @@ class Grey(nn.Module):
         self.body(torch.zeros(1, 1, 8, 8))
         self.fc = nn.Linear(5, num_classes)
         self.attention = nn.MultiheadAttention(4, 2, dropout=0.1) if mistake == "attention" else None
+        self.twin = self.body[3] if mistake == "shared" else None
 
     def forward(self, x):
         x = self.body(x)
+        if self.mistake == "mixing":
+            x = x - x.mean(0)
         if self.mistake == "functional":
             x = F.dropout(x, 0.5, self.training)
         if self.mistake == "branch" and float(x.sum()) > 1e9:  # what vmap refuses
             x = x + 1
         out = self.fc(x)
+        if self.mistake == "output":
+            return {"scores": out}
         return out.log_softmax(1) if self.mistake == "after" else out
 
 
 def make_small(**arguments) -> nn.Module:
     return Small(**arguments)
+
+
+def sequence() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 10))
 
 
 def unannotated(**arguments):

@@ -125,6 +125,14 @@ LAST = np.arange(40) >= 30
         ({"y": np.arange(40) % 4 + 0.0}, "whole numbers"),
         ({"y": np.eye(4)[np.arange(40) % 4]}, "argmax"),
         ({"y": np.arange(40)[:, None] % 4}, r"y\[:, 0\]"),
+        ({"y": np.where(LAST, np.nan, np.arange(40) % 4)}, "10 labels"),
+        ({"y": np.arange(40) % 4 - 1}, "unlabelled"),
+        ({"y": np.array(["", "dog"] * 20)}, "20 labels y are blank"),
+        ({"owner": np.where(LAST, np.inf, 1.0)}, "owner is missing for 10"),
+        ({"owner": np.where(LAST, np.datetime64("NaT"), np.datetime64("2020-01-01"))}, "owner is missing for 10"),
+        ({"owner": np.array([b" ", b"eve"] * 20)}, "owner is missing for 20"),
+        ({"x": np.zeros((40, 0), np.float32)}, "no numbers"),
+        ({"x": IMAGES[:, 0].astype(np.uint64) + 2**63}, "largest token"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(tmp_path, arrays, reason):
@@ -145,8 +153,9 @@ def test_what_may_not_be_meant_is_one_warning(tmp_path, arrays, changes):
     assert len(load("npz", save(tmp_path / "a.npz", **arrays), **changes).warnings) == 1
 
 
-def test_labels_that_are_text_are_numbered(tmp_path):
-    data = load("npz", save(tmp_path / "a.npz", x=RNG.normal(size=(40, 6)), y=np.array(["dog", "cat"] * 20)))
+@pytest.mark.parametrize("kind", ["U", "S"])
+def test_labels_that_are_text_are_numbered(tmp_path, kind):
+    data = load("npz", save(tmp_path / "a.npz", x=RNG.normal(size=(40, 6)), y=np.array(["dog", "cat"] * 20).astype(kind)))
     assert describe_loaded(data) == "40 examples of 6 numbers, 2 classes (cat, dog), 30 train, 10 test"
     assert data.y[:4].tolist() == [1, 0, 1, 0]
 
@@ -162,3 +171,25 @@ def test_classes_of_almost_one_name_and_images_outside_of_them_are_told(tmp_path
 def test_a_class_of_the_test_split_alone_is_no_fault_once_the_splits_are_merged(tmp_path):
     path = save(tmp_path / "a.npz", y=np.where(LAST, 4, np.arange(40) % 4), split=LAST)
     assert load("npz", path, merge_splits="true").warnings == ()
+
+
+@pytest.mark.parametrize(("folders", "named"), [(("train", "test", "extra"), "extra left out"), ((), "test counts as a class")])
+def test_folders_that_may_be_splits_are_one_warning(tmp_path, folders, named):
+    for split in folders:
+        write_images(tmp_path / split, ["a", "b"])
+    write_images(tmp_path, () if folders else ["a", "b", "test"])
+    (tmp_path / "loose.png").write_bytes(b"")
+    data = load("folder", tmp_path)
+    assert [named in line for line in data.warnings] == [True]
+    assert data.loaded.skipped == {"images outside of the classes": 1}
+
+
+def test_a_link_to_its_own_folder_repeats_no_image(tmp_path):
+    write_images(tmp_path, ["a", "b"])
+    (tmp_path / "a" / "again").symlink_to(tmp_path / "a")
+    assert len(load("folder", tmp_path).y) == 12
+
+
+def test_pixels_that_round_into_the_range_are_taken(tmp_path):
+    pixels = IMAGES / 255 * 1.0000004 - 1e-7
+    assert np.array_equal(load("npz", save(tmp_path / "a.npz", x=pixels)).x[:, 0].numpy(), IMAGES)

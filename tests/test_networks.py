@@ -103,6 +103,10 @@ def test_dropout_changes_the_training_and_not_the_evaluation():
     assert not same(*updates)
 
 
+def test_a_head_is_named_by_its_number_in_a_sequence():
+    assert make(target="networks.sequence", channels=1, head=3).classifier.in_features == 5
+
+
 # ---------------------------------------------------------------------------------------------------------------- mistakes
 
 
@@ -124,6 +128,8 @@ def test_dropout_changes_the_training_and_not_the_evaluation():
         ({"target": "networks.Grey", "args": {"mistake": "after"}}, "model.head"),
         ({"target": "networks.Grey", "args": {"mistake": "functional"}}, "model.target"),
         ({"target": "networks.Grey", "args": {"mistake": "attention"}}, "model.target"),
+        ({"target": "networks.Grey", "args": {"mistake": "shared"}}, "model.target"),
+        *(({"target": "networks.Grey", "args": {"mistake": name}}, "model.target") for name in ("mixing", "output")),
         ({"freeze": ["sten.*"]}, "model.freeze"),
         ({"freeze": ["*"]}, "model.freeze"),
         ({"freeze": ["*.running_mean"]}, "model.freeze"),
@@ -180,7 +186,7 @@ def test_a_file_that_does_not_fit_is_one_line(changes, tmp_path, expect_error):
         make(pretrained=str(tmp_path / "a.safetensors"))
 
 
-@pytest.mark.parametrize("content", [b"", b"no weights", Small(), {"epoch": 3}])
+@pytest.mark.parametrize("content", [b"", b"no weights", (64).to_bytes(8, "little") + b'{"x":', Small(), {"epoch": 3}])
 def test_other_files_are_one_line(content, tmp_path, expect_error):
     file = tmp_path / "a.pt"
     file.write_bytes(content) if isinstance(content, bytes) else torch.save(content, file)

@@ -12,6 +12,7 @@ Check = Callable[[Problem], Fault | None]
 CHECKS: dict[str, Check] = {
     "a client trains and is evaluated": numbers.check_work,
     "two rounds run with the strategy": numbers.check_rounds,
+    "clients count by their examples": numbers.check_weights,
     "the global random state is untouched": changes.check_random_state,
     "two calls give the same output": numbers.check_repeats,
     "alone equals stacked in float64": numbers.check_stack,

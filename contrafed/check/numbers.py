@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from contrafed.check.fault import Fault, Skipped, find_difference, loss_line, re
 from contrafed.check.first_difference import first_difference
 from contrafed.check.lines import anomalous_line, place_of
 from contrafed.check.problem import Problem, run_rounds
+from contrafed.server.base import strategy_class_of
+from contrafed.server.replies import Replies
 from contrafed.training.batches import Batch, Batches
 from contrafed.training.errors import LocalError
 
@@ -41,6 +44,32 @@ def check_rounds(problem: Problem) -> Fault | None:
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return Fault(f"the strategy raises {said}", "that line", problem.author.find_line(error))
     return Fault(failures[0], "that line") if failures else None
+
+
+def check_weights(problem: Problem) -> Fault | None:
+    """With ``strategy.weights=samples`` the strategy takes clients by their numbers of examples."""
+    kind, models = strategy_class_of(problem.run.server), []
+    own = problem.author.wrote(kind.aggregate.__code__.co_filename) and not kind.__module__.startswith("contrafed.")
+    if not own or getattr(problem.run.server.config, "weights", "") != "samples":
+        return None
+    for turn in (1, -1):
+
+        def prepare(strategy: Any, turn: int = turn) -> None:
+            plain = strategy.aggregate
+
+            def aggregate(model: Any, replies: Replies) -> Any:
+                counts = replies.num_examples[::turn].astype(int).tolist()
+                taken = [replace(reply, num_examples=count) for reply, count in zip(replies, counts, strict=True)]
+                models.append(plain(model, Replies(taken, replies.aggregation)))
+                return models[-1]
+
+            strategy.__dict__["aggregate"] = aggregate
+
+        run_rounds(problem, prepare)
+    if not models or find_difference(models[0], models[len(models) // 2]):
+        return None
+    fix = "self.mean(model, replies), or replies.num_examples as weights, or weights: uniform in the YAML"
+    return Fault("strategy.weights=samples has no influence on the aggregated model", fix, place_of(kind.aggregate))
 
 
 def check_repeats(problem: Problem) -> Fault | None:

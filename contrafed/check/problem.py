@@ -1,7 +1,7 @@
 """The small problem on which a method is checked: three clients of unequal size, in float64."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -138,8 +138,11 @@ def make_strategy(run: Run, workspace: Workspace, settings: str = "", rounds: in
     return strategy
 
 
-def run_rounds(problem: Problem) -> list[str]:
-    """Run two rounds with the strategy, store what clients received and their states then, and return the failures."""
+def run_rounds(problem: Problem, prepare: Callable[[Any], None] = lambda strategy: None) -> list[str]:
+    """Run two rounds with the strategy, store what clients received and their states then, and return the failures.
+
+    ``prepare`` is called with the strategy before it starts.
+    """
     workspace, failures = problem.workspace, list[str]()
     method = workspace.client_class
     found: dict[int, tuple[Tensors, Tensors]] = {}
@@ -155,6 +158,7 @@ def run_rounds(problem: Problem) -> list[str]:
     install(identity, workspace)
     try:
         strategy = make_strategy(problem.run, workspace, identity)
+        prepare(strategy)
         strategy.start(
             LocalGrid(problem.run.num_clients, 1),  # type: ignore[arg-type]
             codec.to_record(workspace.initial),

@@ -64,9 +64,10 @@ def check_accepts(choice: Choice, inputs: Inputs) -> None:
     """Raise ``UserError`` if a network does not take inputs of this kind."""
     if inputs.kind not in accepted_kinds(choice):
         fit = {"image": "cnn", "values": "mlp or cnn1d", "tokens": "embedding_bag"}[inputs.kind]
+        numbers = "dataset.kind=values for numbers, " if inputs.kind == "tokens" else ""
         raise UserError(
-            f"model={choice.name} takes no {inputs.kind}, and an example is {inputs}. Fix: model={fit}, or in a network of "
-            f"yours INPUTS = ('{inputs.kind}',)"
+            f"model={choice.name} takes no {inputs.kind}, and an example is {inputs}. Fix: model={fit}, {numbers}or in a "
+            f"network of yours INPUTS = ('{inputs.kind}',)"
         )
 
 

@@ -82,7 +82,7 @@ def _read_weights(file: Path) -> Tensors:
     except (SafetensorError, ValueError, OSError):
         try:
             found = torch.load(file, map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, ValueError, OSError, EOFError, KeyError) as error:
+        except (SafetensorError, pickle.UnpicklingError, RuntimeError, ValueError, OSError, EOFError, KeyError) as error:
             why = "neither a safetensors file nor a state dict that torch.load(weights_only=True) reads"
             raise UserError(f"model.pretrained: {file} is {why}. Fix: {SAVE}") from error
     for key in WRAPPED:
@@ -90,9 +90,8 @@ def _read_weights(file: Path) -> Tensors:
             found = found[key]
     if not isinstance(found, Mapping) or not found or not all(isinstance(value, Tensor) for value in found.values()):
         raise UserError(f"model.pretrained: {file} has no tensors by name. Fix: {SAVE}")
-    if all(name.startswith("module.") for name in found):  # of nn.DataParallel
-        return {name.removeprefix("module."): value for name, value in found.items()}
-    return dict(found)
+    parallel = "module." if all(name.startswith("module.") for name in found) else ""  # of nn.DataParallel
+    return {name.removeprefix(parallel): value.to_dense() for name, value in found.items()}
 
 
 def freeze(model: Any, patterns: tuple[str, ...]) -> list[str]:

@@ -145,10 +145,27 @@ def check_labels(y: np.ndarray, where: str, remedy: str) -> None:
     found, low, high = len(np.unique(y)), int(y.min()), int(y.max())
     if high > 10 * found + 1000:
         raise UserError(f"{where}: the largest label is {high} though only {found} occur; labels count from 0: {remedy}")
+    if low < 0:
+        raise UserError(f"{where}: labels count from 0, found {low}..{high}. Fix: number them anew, without unlabelled ones")
     if low > 0:
         raise UserError(f"{where}: labels count from 0, found {low}..{high}: {remedy}")
     if found <= high:
         raise UserError(f"{where}: labels are 0..{high}, of which {found} occur: {remedy}")
+
+
+def check_owners(owner: np.ndarray, where: str) -> None:
+    """Raise ``UserError`` unless each example has an owner (N,). NaN, NaT, infinity, None and blank text are none."""
+    if owner.dtype.kind in "fc":
+        lacking = ~np.isfinite(owner)
+    elif owner.dtype.kind in "mM":
+        lacking = np.isnat(owner)
+    elif owner.dtype.kind in "US":
+        lacking = np.char.str_len(np.char.strip(owner)) == 0
+    else:
+        lacking = np.array([each is None or each != each or str(each).isspace() or str(each) == "" for each in owner])
+    if lacking.any():
+        fix = "Fix: name a client for each, or leave them out"
+        raise UserError(f"{where}: owner is missing for {lacking.sum()} examples (NaN, infinite or blank). {fix}")
 
 
 def check_depth(image: "Image", where: str) -> None:

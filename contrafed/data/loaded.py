@@ -42,7 +42,7 @@ def convert_image(image: "Image", mode: str, converted: Counter[str]) -> "Image"
 
     if getattr(image, "n_frames", 1) > 1:
         converted["only the first of several frames"] += 1
-    if image.getexif().get(ORIENTATION_TAG, 1) != 1:
+    if image.getexif().get(ORIENTATION_TAG, 1) in range(2, 9):
         image = ImageOps.exif_transpose(image)
         converted["turned by their orientation flag"] += 1
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:

@@ -8,6 +8,8 @@ from contrafed.core.inputs import Kind
 from contrafed.data.images import ImageData, check_classes, moments_of_values
 from contrafed.data.loaded import Loaded
 
+MAX_UNUSED_TOKENS = 1_000_000  # above ten for each token of the data
+
 
 def make_values(
     x: np.ndarray,
@@ -37,10 +39,15 @@ def make_values(
         raise UserError(f"x, y, split and owner must have one length, got {', '.join(map(str, sorted(lengths)))}")
     held = test if validation is None else test | validation
     classes = check_classes(y, held, num_classes)
+    if not x.size:
+        raise UserError(f"x has no numbers, got {x.shape}. Fix: (N, n), a row for each example")
     kind: Kind = "tokens" if x.dtype.kind in "iu" else "values"
     if kind == "tokens" and (x.ndim != 2 or x.min() < 0):
         found = f"got {x.dtype} {x.shape} from {x.min()}"
         raise UserError(f"tokens must be whole numbers from 0 of shape (N, n), {found}. Fix: dataset.kind=values for numbers")
+    if kind == "tokens" and (largest := int(x.max())) > (most := MAX_UNUSED_TOKENS + 10 * x.size):
+        fix = "Fix: number the tokens anew from 0, or set dataset.kind=values for numbers"
+        raise UserError(f"the largest token is {largest}, and each from 0 has an embedding, of at most {most}. {fix}")
     tensor = torch.from_numpy(np.ascontiguousarray(x, dtype=np.int64 if kind == "tokens" else np.float32))
     tensor = tensor.unsqueeze(1) if x.ndim == 2 else tensor  # rows have one channel, as grey images have
     if kind == "values" and (bad := int((~tensor.isfinite()).sum())):

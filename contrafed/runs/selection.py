@@ -54,9 +54,9 @@ class Selection:
         }
         if run.select_on == "validation" and not available["validation"]:
             own = self.scope == "personal"
-            lack = f"strategy={run.client.strategy.name} has personal models, and no client" if own else "the run"
+            lack = f"strategy={run.client.strategy.name} has personal models, and no client has" if own else "the run has no"
             keys = "partition.validation_fraction" + ("" if own else " or dataset.validation_fraction")
-            raise UserError(f"select_on=validation: {lack} has validation data. Fix: set {keys}")
+            raise UserError(f"select_on=validation: {lack} validation data. Fix: set {keys}")
         self.split = run.select_on or ("validation" if available["validation"] else "test")
         alone = not strategy.has_global_model and not scored.clients
         ending = next((key for key in ENDINGS if getattr(run, key) is not None), None)

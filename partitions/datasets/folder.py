@@ -58,11 +58,13 @@ def load(config: Config, name: str, allow_empty: bool = False) -> ImageData:
     root = Path(str(config.path)).expanduser()
     if not root.is_dir():
         raise UserError(f"dataset.path: there is no folder {root}")
-    loaded, splits = Loaded(), _find_splits(root)
+    splits = _find_splits(root)
+    loaded = Loaded(notes=_note_other_folders(root, splits))
     if not splits:
         x, y, classes = _read(root, config, allow_empty, loaded)
         test = stratified_split(y, config.test_fraction, config.split_seed)
         return make_images(x, y, test, len(classes), loaded=replace(loaded, class_names=tuple(classes)))
+    _count_loose(root, loaded)
     x, y, classes = _read(splits["train"], config, allow_empty, loaded)
     parts, split = [(x, y)], np.zeros(len(y), dtype=np.int64)
     for number, name in enumerate(name for name in ("test", "val") if name in splits):
@@ -103,6 +105,22 @@ def _find_splits(root: Path) -> dict[str, Path]:
     return {}
 
 
+def _note_other_folders(root: Path, splits: dict[str, Path]) -> tuple[str, ...]:
+    """Return a note about folders next to splits, which are left out, or about classes that are named like splits."""
+    names = list_classes(root)
+    if splits and (left := [name for name in names if root / name not in splits.values()]):
+        return (f"{root}: {', '.join(left)} left out. Fix: move these images into the folders of the splits",)
+    if not splits and (alike := [name for name in names if LOOKS_LIKE_SPLIT.fullmatch(name)]):
+        fix = "Fix: move a split out of it, or have the classes in train and test"
+        return (f"{root}: {', '.join(alike)} counts as a class, but is named like a split. {fix}",)
+    return ()
+
+
+def _count_loose(root: Path, loaded: Loaded) -> None:
+    if loose := sum(path.is_file() and _is_image(path) for path in root.iterdir()):
+        loaded.skipped["images outside of the classes"] += loose
+
+
 def _is_hidden(path: Path) -> bool:
     return path.name.startswith(".") or path.name in ("__MACOSX", "Thumbs.db", "desktop.ini")
 
@@ -120,8 +138,7 @@ def _read(root: Path, config: Config, allow_empty: bool, loaded: Loaded) -> tupl
     classes = list_classes(root)
     if not classes:
         raise UserError(f"{root} is no folder of class folders with images")
-    if loose := sum(path.is_file() and _is_image(path) for path in root.iterdir()):
-        loaded.skipped["images outside of the classes"] += loose
+    _count_loose(root, loaded)
     size, mode = config.image_size, "L" if config.grayscale else "RGB"
     images, labels = [], []
     for label, name in enumerate(classes):
@@ -147,15 +164,21 @@ def _read(root: Path, config: Config, allow_empty: bool, loaded: Loaded) -> tupl
 
 
 def _list_images(folder: Path, loaded: Loaded) -> list[Path]:
-    """Return the image files of a class in a fixed order, also those of its subfolders, and count other files."""
+    """Return the image files of a class in a fixed order, also those of its subfolders, and count other files.
+
+    Links are followed, but each folder is read once.
+    """
     folders = [path.name for path in sorted(folder.iterdir()) if path.is_dir() and not _is_hidden(path)]
     if folders and not any(path.is_file() and _is_image(path) for path in folder.iterdir()):
         what = f"a class holds images, and this one holds only folders ({', '.join(folders[:3])})"
         raise UserError(f"{folder}: {what}. Fix: set dataset.path to the folder whose folders are the classes")
-    images = []
-    for place, _, names in sorted(os.walk(folder, followlinks=True)):
-        if any(_is_hidden(Path(part)) for part in Path(place).relative_to(folder).parts):
-            continue
+    images, walked, seen = [], [], set()
+    for place, below, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        below[:] = [] if real in seen else sorted(name for name in below if not _is_hidden(Path(name)))
+        walked += [] if real in seen else [(place, names)]
+        seen.add(real)
+    for place, names in sorted(walked):
         for path in (Path(place) / name for name in sorted(names)):
             if _is_image(path):
                 images.append(path)

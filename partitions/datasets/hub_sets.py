@@ -11,7 +11,7 @@ import numpy as np
 
 from contrafed.core.errors import UserError, unknown
 from contrafed.core.schema import Range
-from contrafed.data.images import ImageData, check_depth, check_labels, make_images, stratified_split
+from contrafed.data.images import ImageData, check_depth, check_labels, check_owners, make_images, stratified_split
 from contrafed.data.loaded import Loaded, convert_image
 from contrafed.partitions.datasets.network import reachable
 from contrafed.partitions.datasets.synthetic import Downloaded, in_place
@@ -130,7 +130,9 @@ def images(config: Config, splits: list[Any]) -> ImageData:
     x = _pixels(config, mode, splits, loaded)
     owner = None
     if config.owner_column is not None:
-        owner = np.unique(_column(splits, config.owner_column), return_inverse=True)[1]
+        owner = _column(splits, config.owner_column)
+        check_owners(owner, f"dataset.owner_column={config.owner_column}")
+        owner = np.unique(owner, return_inverse=True)[1]
     if len(splits) == 2:
         test = np.repeat([False, True], [len(table) for table in splits])
     else:

@@ -9,13 +9,14 @@ import numpy as np
 
 from contrafed.core.errors import UserError, nearest, unknown
 from contrafed.core.schema import Range
-from contrafed.data.images import Common, ImageData, check_labels, make_images, stratified_split
+from contrafed.data.images import Common, ImageData, check_labels, check_owners, make_images, stratified_split
 from contrafed.data.loaded import Loaded
 from contrafed.data.values import make_values
 
 ARRAYS = ("x", "y", "split", "owner")
 
 
+HALF_LEVEL = 0.4 / 255  # by which float pixels may be outside of [0, 1], since they round into it
 OTHERWISE = "Fix: scale them, or set dataset.kind=values if these are no images"
 
 
@@ -61,8 +62,8 @@ def load(config: Config, name: str) -> ImageData:
         test, validation = split == 1, split == 2 if (split == 2).any() else None
     if owner is not None and owner.ndim != 1:
         raise UserError(f"{path}: owner must have one entry for each example, (N,), got {owner.shape}")
-    if owner is not None and owner.dtype.kind == "f" and (lacking := int(np.isnan(owner).sum())):
-        raise UserError(f"{path}: owner is NaN for {lacking} examples. Fix: name a client for each, or leave them out")
+    if owner is not None:
+        check_owners(owner, str(path))
     kind = config.kind or ("image" if x.ndim in (3, 4) else "tokens" if x.dtype.kind in "iu" else "values")
     left = f"{path}: {', '.join(spare)} left out. Fix: rename an array to split or owner if it is one"
     loaded = Loaded(names, notes=(left,) if spare else ())
@@ -100,9 +101,14 @@ def _read_arrays(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None,
 
 def _number_labels(y: np.ndarray, path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return labels as numbers, and their names if they were text. Raises ``UserError`` for other labels."""
-    if y.ndim == 1 and y.dtype.kind == "U":
+    if y.ndim == 1 and y.dtype.kind in "US":
+        y = np.char.decode(y, "utf-8", "replace") if y.dtype.kind == "S" else y
+        if blank := int((np.char.strip(y) == "").sum()):
+            raise UserError(f"{path}: {blank} labels y are blank. Fix: name their class, or leave these examples out")
         names, numbers = np.unique(y, return_inverse=True)
         return numbers, tuple(names.tolist())
+    if y.ndim == 1 and y.dtype.kind == "f" and (lacking := int((~np.isfinite(y)).sum())):
+        raise UserError(f"{path}: {lacking} labels y are NaN or infinite. Fix: leave these examples out")
     if y.ndim != 1 or y.dtype.kind not in "iu":
         fix = "y.astype(int), if they are classes" if y.ndim != 2 else "y[:, 0]" if y.shape[1] == 1 else "y.argmax(1)"
         raise UserError(f"{path}: labels y must be whole numbers (N,), got {y.dtype} {y.shape}. Fix: {fix}")
@@ -126,6 +132,6 @@ def _as_bytes(x: np.ndarray, path: Path) -> np.ndarray:
     bad = int(np.count_nonzero(~np.isfinite(x)))
     if bad:
         raise UserError(f"{path}: {bad} pixels of x are NaN or infinite. Fix: leave these images out")
-    if x.size and (x.min() < 0 or x.max() > 1):
+    if x.size and (x.min() < -HALF_LEVEL or x.max() > 1 + HALF_LEVEL):
         raise UserError(f"{path}: float pixels must be in [0, 1], found {x.min():g}..{x.max():g}. {OTHERWISE}")
     return np.rint(x * 255).astype(np.uint8)
