@@ -195,7 +195,7 @@ def _long(curves: pd.DataFrame, path: Path) -> pd.DataFrame:
     """Return ``curves`` with the columns of ``metrics.csv``, after the run's name."""
     long = curves.melt(["run", "round"], var_name="key", value_name="value")
     long = long[long["value"] != ""]
-    parts = {key: (key.split("/", 2) + [None, None])[:3] for key in curves.columns}
+    parts = {key: [*key.split("/", 2), None, None][:3] for key in curves.columns}
     try:
         names = {name: long["key"].map(lambda key, place=place: parts[key][place]) for place, name in enumerate(NAMES)}
         values = long[["round", "value"]].astype({"round": "int64", "value": "float64"})
