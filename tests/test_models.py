@@ -288,7 +288,7 @@ def test_projection_is_the_projector():
 
 
 def test_faults_are_one_line(expect_error):
-    for key, shape, changes in (
+    for key, (channels, size), changes in (
         ("model", (1, 7), {}),
         ("model", (4, 32), {}),
         ("model.hiden", (1, 8), {"hiden": 3}),
@@ -297,7 +297,7 @@ def test_faults_are_one_line(expect_error):
         ("model.channels", (1, 8), {"channels": []}),
     ):
         with expect_error(key):
-            make("cnn", *shape, **changes)
+            build_model(settings_of("cnn", **changes), channels, (size, size), 10, 0)
 
 
 def test_group_norm_computes_in_full_precision_whatever_comes_in():
