@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 VIT = {
     **{"hidden_size": 192, "num_hidden_layers": 12, "num_attention_heads": 3, "intermediate_size": 768},
-    **{"image_size": 32, "patch_size": 4},
+    **{"image_size": 32, "patch_size": 4, "num_labels": 10},
 }
 # A network -> the arguments with which it is built.
 NETWORKS: dict[str, dict[str, Any]] = {
