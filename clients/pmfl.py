@@ -214,5 +214,8 @@ class IterateBuffer:
 
 
 def init_ring(model: Tensors, size: int) -> Tensors:
-    """Return an empty ring as one expanded zero. The stack makes a copy."""
-    return {f"iterates/{n}": v.new_zeros(()).expand(size, *v.shape) for n, v in model.items()} if size else {}
+    """Return a ring full of the received model, without a copy: the stack makes it.
+
+    The contrast leaves out what was not pushed. But a network may have no output for zeros: weight normalisation divides by 0.
+    """
+    return {f"iterates/{name}": value.expand(size, *value.shape) for name, value in model.items()} if size else {}

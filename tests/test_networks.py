@@ -75,6 +75,12 @@ def test_a_stack_equals_its_clients_alone_with_all_that_drops(strategy):
     stacked_and_alone(workspace_for(*overrides, f"strategy={strategy}", "partition=iid", "num_clients=60"), [0, 1, 2], rounds=1)
 
 
+def test_iterates_that_a_client_does_not_have_are_no_zeros():
+    """Of clients with unequal steps some have fewer. An output of zeros is NaN here."""
+    overrides = ("model.target=networks.Normed", "strategy=pmfl", "strategy.local.iterations=null", "strategy.local.epochs=1")
+    stacked_and_alone(workspace_for(*overrides, "partition=dirichlet"))
+
+
 def test_what_drops_is_a_function_of_the_seed():
     numbers = draw_numbers(2000, 0, "batches", 1, 0).squeeze(1)
     found = draw_uniform(numbers, 1, 30)
