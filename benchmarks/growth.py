@@ -277,8 +277,8 @@ def draw(found: dict[tuple[Any, ...], dict[str, Any]], path: Path) -> None:
             rows = [(key[place], row) for key, row in found.items() if (key[0], key[-1]) == (part, engine) and name in row]
             axis.plot([size for size, _ in rows], [row[name] for _, row in rows], marker="o", label=NAMES.get(engine, engine))
             axis.set(xscale="log", yscale="log" if name == "seconds" else "linear", xlabel=part, ylabel=names[name])
-            if name != "seconds":
-                axis.set_ylim(bottom=0)
+    for axis in axes[:, 1:].flat:
+        axis.set_ylim(bottom=0)
     axes[0][0].legend()
     figure.savefig(path)
 
