@@ -266,13 +266,19 @@ def draw(found: dict[tuple[Any, ...], dict[str, Any]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     names = {"seconds": "s / round", "MiB": "MiB", "start": "start-up, s"}
-    figure, axes = plt.subplots(3, 3, figsize=(10, 8), sharex="row", layout="constrained")
+    parts = {key[0] for key, row in found.items() if "seconds" in row}
+    figure, axes = plt.subplots(
+        len(parts), 3, figsize=(10, 2.75 * len(parts)), sharex="row", squeeze=False, layout="constrained"
+    )
     engines = list(dict.fromkeys(key[-1] for key in found))
-    for line, (place, part) in zip(axes, enumerate(PARTS, 1), strict=True):
+    places = [(place, part) for place, part in enumerate(PARTS, 1) if part in parts]
+    for line, (place, part) in zip(axes, places, strict=True):
         for (axis, name), engine in itertools.product(zip(line, names, strict=True), engines):
             rows = [(key[place], row) for key, row in found.items() if (key[0], key[-1]) == (part, engine) and name in row]
             axis.plot([size for size, _ in rows], [row[name] for _, row in rows], marker="o", label=NAMES.get(engine, engine))
-            axis.set(xscale="log", yscale="log", xlabel=part, ylabel=names[name])
+            axis.set(xscale="log", yscale="log" if name == "seconds" else "linear", xlabel=part, ylabel=names[name])
+    for axis in axes[:, 1:].flat:
+        axis.set_ylim(bottom=0)
     axes[0][0].legend()
     figure.savefig(path)
 

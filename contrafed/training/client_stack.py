@@ -207,7 +207,8 @@ def unstack_copies(tensors: Tensors, count: int) -> list[Tensors]:
     if count == 1:
         return views
     plain = [name for name, value in tensors.items() if value.device.type == "cpu" and value.is_contiguous()]
-    rows = {name: torch.unbind_copy(tensors[name].detach()) for name in plain}  # one call a tensor. Elsewhere B kernels
+    copy_rows: Any = torch.unbind_copy  # torch's type hint says that it returns nothing
+    rows = {name: copy_rows(tensors[name].detach()) for name in plain}  # one call a tensor. Elsewhere B kernels
     own = [{n: rows[n][k] if n in rows else torch.empty_like(view) for n, view in row.items()} for k, row in enumerate(views)]
     rest = {name: value for name, value in tensors.items() if name not in rows}
     for dtype in {value.dtype for value in rest.values()}:
