@@ -66,8 +66,10 @@ def draw(
         window: If a curve has 100 points, all curves are moving averages over this number of points. None for none.
     """
     labels = list(dict.fromkeys(label for data in panels.values() for label in data))
-    alone = len({method_of(label) for label in labels}) == 1 and len(labels) > 1
-    look = distinct_styles(labels) if alone else styles(labels, None if method is None else [method] * len(labels))
+    look: Look = {}
+    if kind != "heatmap":  # whose labels are pairs of values
+        alone = len({method_of(label) for label in labels}) == 1 and len(labels) > 1
+        look = distinct_styles(labels) if alone else styles(labels, None if method is None else [method] * len(labels))
     one = partial(heat_map, cells_of_all=panels.values()) if kind == "heatmap" else KINDS[kind]
     many = kind == "curves" and any(len(band(seeds)[0]) >= MANY_POINTS for data in panels.values() for seeds in data.values())
     window = window if many else None
