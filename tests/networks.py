@@ -28,7 +28,8 @@ class Normed(nn.Sequential):
     """A network with weight normalisation, which divides by 0 where all weights are 0."""
 
     def __init__(self, num_classes: int = 10):
-        super().__init__(nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(64, 5)), nn.ReLU(), nn.Linear(5, num_classes))
+        normed = nn.utils.parametrizations.weight_norm(nn.Linear(64, 5))
+        super().__init__(nn.Flatten(), normed, nn.ReLU(), nn.Linear(5, num_classes))
 
 
 class Grey(nn.Module):

@@ -105,7 +105,7 @@ class SimulatedTime:
         self.busy = {client: arrives for client, arrives in self.busy.items() if arrives > self.now}
         arrived = sorted(self.waiting.keys() - self.busy.keys())
         received = broadcast() if arrived else {}
-        found = [self._renew(client, done.server_round, received) for client in arrived]
+        found = [self._renew_of(client, done.server_round, received) for client in arrived]
         for reply in valid:
             if reply.client in self.busy:
                 kept = {"num_examples": reply.num_examples, "metrics": reply.metrics, "norm": reply.norm}
@@ -115,7 +115,7 @@ class SimulatedTime:
         done.simulated["stale"] = len(arrived)
         return found
 
-    def _renew(self, client: int, server_round: int, received: Tensors) -> Reply:
+    def _renew_of(self, client: int, server_round: int, received: Tensors) -> Reply:
         """Return a late reply as that of a client that starts from ``received`` now, with its update times its weight."""
         kept = self.waiting.pop(client)
         weight = float((1 + server_round - kept.pop("server_round", server_round)) ** -self.participation.config.staleness_a)
