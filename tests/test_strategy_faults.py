@@ -365,7 +365,7 @@ def test_what_can_be_told_before_a_run_is(on_path, expect_error, half, more, key
 )
 def test_a_presence_that_is_no_shares_is_refused(expect_error, presence):
     pattern = type("Mine", (Participation,), {"presence": lambda self: presence})(
-        Selection(None, 0.0, None, None, "drop"), None, 4, 0
+        Selection(None, 0.0, None, None, "drop", 0.0), None, 4, 0
     )
     with expect_error("Mine.presence"):
         pattern.probability()
