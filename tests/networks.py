@@ -66,7 +66,7 @@ def sequence() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 10))
 
 
-def unannotated(**arguments):
+def without_annotation(**arguments):
     return Small(**arguments)
 
 

@@ -279,13 +279,13 @@ def register(*keys, own=None):
 
 
 @pytest.fixture
-def known(tmp_path, monkeypatch):
+def earlier_state(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return register(*KEYS[:3])
 
 
-def test_a_resumed_run_knows_its_clients_by_their_keys(known):
-    register(*KEYS[:3], own=known)
+def test_a_resumed_run_knows_its_clients_by_their_keys(earlier_state):
+    register(*KEYS[:3], own=earlier_state)
 
 
 @pytest.mark.parametrize(
@@ -296,15 +296,17 @@ def test_a_resumed_run_knows_its_clients_by_their_keys(known):
     ],
     ids=["a key changes its partition", "another key claims a partition"],
 )
-def test_a_resumed_run_refuses_a_key_with_another_partition(known, keys, says):
+def test_a_resumed_run_refuses_a_key_with_another_partition(earlier_state, keys, says):
     with pytest.raises(UserError, match=says) as caught:
-        register(*keys, own=known)
+        register(*keys, own=earlier_state)
     assert "\n" not in str(caught.value)
 
 
-def test_a_checkpoint_without_keys_binds_those_that_come(known):
-    known["clients"] = [row[:5] for row in known["clients"]]
-    assert [row[5] for row in register(*KEYS[:3], own=known)["clients"]] == [row[5] for row in register(*KEYS[:3])["clients"]]
+def test_a_checkpoint_without_keys_binds_those_that_come(earlier_state):
+    earlier_state["clients"] = [row[:5] for row in earlier_state["clients"]]
+    assert [row[5] for row in register(*KEYS[:3], own=earlier_state)["clients"]] == [
+        row[5] for row in register(*KEYS[:3])["clients"]
+    ]
 
 
 def test_a_grid_that_does_not_say_whether_there_are_keys_is_refused():

@@ -124,7 +124,7 @@ def test_a_head_is_named_by_its_number_in_a_sequence():
         ({"target": "no_such_package.Small"}, "model.target"),
         ({"target": "networks.Smal"}, "model.target"),
         ({"target": "os.system", "args": {"command": "true"}}, "model.target"),
-        ({"target": "networks.unannotated"}, "model.target"),
+        ({"target": "networks.without_annotation"}, "model.target"),
         ({"target": "networks.wrong"}, "model.target"),
         ({"args": {"depth": 3}}, "model.args"),
         ({"args": {"width": -1}}, "model.target"),

@@ -21,14 +21,14 @@ REQUEST = httpx.Request("POST", "http://127.0.0.1/v1/runtime")
 CALLS = ("push_messages", "pull_messages", "get_node_ids")
 
 
-def answered(status):
+def error_of(status):
     return httpx.HTTPStatusError("no", request=REQUEST, response=httpx.Response(status, request=REQUEST))
 
 
 FAULTS = {
     "silent": lambda: httpx.ReadTimeout("timed out", request=REQUEST),
     "gone": lambda: httpx.ConnectError("refused", request=REQUEST),
-    "broken": lambda: answered(500),
+    "broken": lambda: error_of(500),
 }
 
 
@@ -114,7 +114,7 @@ def test_a_run_ends_in_one_line_if_the_superlink_stays_silent(tmp_path, clock, o
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_superlink_that_has_ended_the_run_is_not_asked_again(tmp_path, clock, status):
-    begin, wire = clock.now, FaultyWire(clock, CALLS, lambda: answered(status), 1e9)
+    begin, wire = clock.now, FaultyWire(clock, CALLS, lambda: error_of(status), 1e9)
     with pytest.raises(RunStopped) as stopped:
         run_on("devices", wire, tmp_path / "run")
     assert clock.now - begin < 5
@@ -126,13 +126,13 @@ def test_the_summary_is_whole_though_flower_interrupts_its_process(tmp_path, clo
     """Its heartbeats get the same answer in another thread, and raise SIGINT while the run is being written."""
     save = RunRecorder.save_model
 
-    def interrupted(*args):
+    def save_after_sigint(*args):
         signal.raise_signal(signal.SIGINT)
         save(*args)
 
-    monkeypatch.setattr(RunRecorder, "save_model", interrupted)
+    monkeypatch.setattr(RunRecorder, "save_model", save_after_sigint)
     with pytest.raises(RunStopped):
-        run_on("devices", FaultyWire(clock, CALLS, lambda: answered(401), 1e9), tmp_path / "run")
+        run_on("devices", FaultyWire(clock, CALLS, lambda: error_of(401), 1e9), tmp_path / "run")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "interrupted"
 
 
@@ -140,7 +140,7 @@ def test_flowers_handler_ends_the_process_after_the_run_is_written():
     done = []
     before = signal.signal(signal.SIGINT, lambda *_: done.append("flower"))
     try:
-        with pytest.raises(KeyboardInterrupt), server_app._unhurried():
+        with pytest.raises(KeyboardInterrupt), server_app._finish_before_sigint():
             try:
                 signal.raise_signal(signal.SIGINT)
             finally:
@@ -164,5 +164,5 @@ def test_flowers_own_retries_are_limited_for_the_run_and_not_for_its_heartbeats(
     asked = []
     assert link.ask(lambda: asked.append(link.retries.max_time), float("inf"), None) is None
     assert 0 < asked[0] <= MAX_SILENCE_SECONDS
-    assert link.retries.should_giveup(answered(401))
+    assert link.retries.should_giveup(error_of(401))
     assert not link.retries.should_giveup(FAULTS["silent"]())

@@ -45,7 +45,7 @@ def build_model(
             f"got {image_size[0]}x{image_size[1]} with {in_channels}"
         )
     said = f"images of {in_channels}x{image_size[0]}x{image_size[1]}"
-    with seeded(seed):
+    with use_seed(seed):
         model = call_build(choice, in_channels, image_size, num_classes, said)
         if settings.image_size is not None:
             model.image_size = image_size
@@ -55,7 +55,7 @@ def build_model(
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def use_seed(seed: int) -> Iterator[None]:
     """Draw initial weights from a run's seed, and restore torch's global generator."""
     with torch.random.fork_rng(devices=[]):
         # torch.manual_seed would also reseed the accelerators, which fork_rng does not restore here.

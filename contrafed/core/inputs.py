@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from contrafed.core.build import build_model, call_build, seeded, try_model
+from contrafed.core.build import build_model, call_build, try_model, use_seed
 from contrafed.core.client_run import Choice
 from contrafed.core.errors import UserError
 from contrafed.core.split_model import SplitModel
@@ -87,7 +87,7 @@ def build_model_for(choice: Choice, inputs: Inputs, num_classes: int, seed: int,
     check_accepts(choice, inputs)
     if inputs.kind == "image":
         return build_model(choice, inputs.channels, (inputs.shape[1], inputs.shape[2]), num_classes, seed, tried=tried)
-    with seeded(seed):
+    with use_seed(seed):
         model = call_build(choice, inputs.channels, inputs.size, num_classes, str(inputs))
         if tried:
             try_model(choice, model, inputs.example(2))

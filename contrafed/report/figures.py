@@ -43,7 +43,7 @@ def of_runs(runs: Sequence[FinishedRun], title: str) -> dict[str, Figure]:
     for name, curve, ylabel, unit in (*OVER_ROUNDS, *((name, curve, f"{score} (%)", 100) for name, score, curve in scores)):
         if all(curve(run) for run in runs) and (drawn := _curves(found, title, ylabel, curve, unit)):
             out[name] = drawn
-    out |= _timed(found, title, said, points)
+    out |= _over_time(found, title, said, points)
     out |= _clients(found, title) | _swept(found, title, said, points)
     if 1 < len(found) <= LINES and min(len(group.runs) for group in found) >= MIN_BOX_SEEDS:
         values = {group.label: _last(group, points) for group in found}
@@ -51,7 +51,7 @@ def of_runs(runs: Sequence[FinishedRun], title: str) -> dict[str, Figure]:
     return out
 
 
-def _timed(found: Sequence[Group], title: str, said: str, points: Callable[[FinishedRun], Points]) -> dict[str, Figure]:
+def _over_time(found: Sequence[Group], title: str, said: str, points: Callable[[FinishedRun], Points]) -> dict[str, Figure]:
     """Return accuracy over simulated time, and who waits for whom, if every run has a clock."""
     if not all(run.points(*SIMULATED_TIME) for group in found for run in group.runs):
         return {}

@@ -48,7 +48,7 @@ def main(grid: Grid, context: Context) -> None:
         run = compose_deployed_run(overrides, config_dir=config_dir)
         clients = DeviceGrid(grid, context.run_id, run.wait_for_clients)
     assert run.folder is not None
-    with alone(run.folder), _unhurried():
+    with alone(run.folder), _finish_before_sigint():
         summary = serve(clients, run)
     print_summary(summary, str(run.folder.resolve()))
 
@@ -84,14 +84,14 @@ def serve(grid: RunGrid, run: Run, on_round: OnRound | None = None) -> dict[str,
             raise
         except BaseException as error:
             status = error.status if isinstance(error, RunStopped) else "failed"
-            with _uninterrupted() if status == "interrupted" else contextlib.nullcontext():
+            with _ignore_sigint() if status == "interrupted" else contextlib.nullcontext():
                 session.finish(status)
             raise
         return session.finish("finished")
 
 
 @contextlib.contextmanager
-def _unhurried() -> Iterator[None]:
+def _finish_before_sigint() -> Iterator[None]:
     """Let a run that Flower ends be written first. Flower's own handler of SIGINT kills the process after five seconds."""
     try:
         with _sigint_handled_by(signal.default_int_handler):
@@ -103,7 +103,7 @@ def _unhurried() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
+def _ignore_sigint() -> Iterator[None]:
     """Ignore SIGINT. When a SuperLink has ended a run, Flower raises it in another thread of the run's own process."""
     with _sigint_handled_by(signal.SIG_IGN):
         yield
