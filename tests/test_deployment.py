@@ -185,7 +185,7 @@ def federation(tmp_path_factory):
 
 
 def wait_for_summary(folder):
-    wait_for("the summary", (folder / "summary.json").exists, 400)
+    wait_for("the summary", (folder / "summary.json").exists, 1200)
     return json.loads((folder / "summary.json").read_text())
 
 
