@@ -142,7 +142,7 @@ def try_model(choice: Choice, model: SplitModel, images: Tensor) -> None:
             changed = find_changed_constant(model, images) if model.buffer_names else ""
     except UserError:
         raise
-    except Exception as error:  # whatever layers that do not fit each other, or a user's own, bring about
+    except Exception as error:  # any error of layers that do not fit each other, or of a user's own
         shape = "x".join(map(str, images.shape[1:]))
         raise UserError(f"model={choice.name} cannot take images of {shape}: {describe_fault(error, choice)}") from error
     if changed:

@@ -27,7 +27,7 @@ def check_regular(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> Path:
 
 
 def _read_yaml(path: Path) -> Any:
-    """Return what a YAML holds. Raises ``ValueError`` for aliases, of which a few lines can stand for billions of values."""
+    """Return what a YAML holds. Raises ``ValueError`` for aliases: a few lines of them can stand for billions of values."""
     text = check_regular(path).read_text(encoding="utf-8")
     if ALIAS.search(text) and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
         raise ValueError("aliases")

@@ -162,7 +162,7 @@ def check_owners(owner: np.ndarray, where: str) -> None:
     elif owner.dtype.kind in "US":
         lacking = np.char.str_len(np.char.strip(owner)) == 0
     else:
-        lacking = np.array([each is None or each != each or str(each).isspace() or str(each) == "" for each in owner])
+        lacking = np.array([each is None or each != each or not str(each).strip() for each in owner])
     if lacking.any():
         fix = "Fix: name a client for each, or leave them out"
         raise UserError(f"{where}: owner is missing for {lacking.sum()} examples (NaN, infinite or blank). {fix}")

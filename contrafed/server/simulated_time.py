@@ -14,6 +14,11 @@ from contrafed.server.replies import OTHER_PREFIX, Reply
 from contrafed.server.round_log import Round
 
 
+def weigh_by_staleness(staleness: int, a: float) -> float:
+    """Return (1 + s)^-a, the weight of an update that s aggregations came before (FedAsync, section 5.2, polynomial)."""
+    return float((1 + staleness) ** -a)
+
+
 class SimulatedTime:
     """The simulated time of a run. It follows from steps and bytes, so a round's plan is known before anyone trains.
 
@@ -118,7 +123,8 @@ class SimulatedTime:
     def _renew_of(self, client: int, server_round: int, received: Tensors) -> Reply:
         """Return a late reply as that of a client that starts from ``received`` now, with its update times its weight."""
         kept = self.waiting.pop(client)
-        weight = float((1 + server_round - kept.pop("server_round", server_round)) ** -self.participation.config.staleness_a)
+        staleness = server_round - kept.pop("server_round", server_round)
+        weight = weigh_by_staleness(staleness, self.participation.config.staleness_a)
         scaled = {name: weight * value if name.startswith("delta/") else value for name, value in kept.pop("tensors").items()}
         return Reply(client, received=received, tensors=scaled, **kept)
 

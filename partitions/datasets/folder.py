@@ -175,9 +175,12 @@ def _list_images(folder: Path, loaded: Loaded) -> list[Path]:
     images, walked, seen = [], [], set()
     for place, below, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(place)
-        below[:] = [] if real in seen else sorted(name for name in below if not _is_hidden(Path(name)))
-        walked += [] if real in seen else [(place, names)]
+        if real in seen:
+            below.clear()
+            continue
         seen.add(real)
+        below[:] = sorted(name for name in below if not _is_hidden(Path(name)))
+        walked.append((place, names))
     for place, names in sorted(walked):
         for path in (Path(place) / name for name in sorted(names)):
             if _is_image(path):

@@ -15,7 +15,7 @@ from contrafed.data.clock import Clock
 from contrafed.data.participation import Participation
 from contrafed.server.replies import OTHER_PREFIX, Reply
 from contrafed.server.round_log import Round
-from contrafed.server.simulated_time import SimulatedTime
+from contrafed.server.simulated_time import SimulatedTime, weigh_by_staleness
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Config:
         Deviation: FedAsync counts from 1. Here a fresh update has staleness 0 and weight 1, as in FedBuff.
         """
         if self.staleness == "polynomial":
-            return float((1 + staleness) ** -self.staleness_a)
+            return weigh_by_staleness(staleness, self.staleness_a)
         if self.staleness == "hinge" and staleness > self.staleness_b:
             return 1 / (1 + self.staleness_a * (staleness - self.staleness_b))
         return 1.0
