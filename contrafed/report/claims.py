@@ -33,7 +33,7 @@ KEYS = {"claim", "where", "first", "second", "value", "published", "rounds", "re
 BEST = "best"
 SPREAD = "digits"  # runs of many methods with several seeds: how much two methods' difference varies
 MIN_SEEDS = 3  # that an interval needs to be of use
-HEADS = ("claim", "table", "seeds", "rounds", "published", "ours", "verdict", "reason")
+HEADS = ("claim", "table", "seeds", "rounds", "published", "ours", "verdict", "still needs", "reason")
 
 
 @dataclass(frozen=True)
@@ -48,25 +48,30 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """Reproduced, not reproduced, or not decided with what is still needed."""
+        """Reproduced, not reproduced, or not decided."""
+        if self.needs:
+            return "not decided"
+        same = (self.difference.mean > 0) == (self.claim["published"] > 0)
+        return "reproduced" if same else "not reproduced"
+
+    @property
+    def needs(self) -> str:
+        """What a verdict still needs: rounds, seeds, both or nothing."""
         needs = []
         if self.rounds < self.claim["rounds"]:
-            needs.append(f"all {self.claim['rounds']:,} rounds")
+            needs.append(f"{self.claim['rounds']:,} rounds")
         if self.difference.n < 2:
             needs.append(self._seeds_for_one)
         elif self.difference.is_tie:
             needs.append(_say_seeds(count_seeds(self.std, abs(self.claim["published"]))))
-        if needs:
-            return f"not decided, needs {' and '.join(needs)}"
-        same = (self.difference.mean > 0) == (self.claim["published"] > 0)
-        return "reproduced" if same else "not reproduced"
+        return ", ".join(needs)
 
     @property
     def _seeds_for_one(self) -> str:
         """How many seeds a claim with one seed needs, by the digits' spread if that is known."""
         if math.isnan(self.spread):
             return f"at least {MIN_SEEDS} seeds"
-        return f"{_say_seeds(count_seeds(self.spread, abs(self.claim['published'])))} by the spread on the digits"
+        return _say_seeds(count_seeds(self.spread, abs(self.claim["published"])))
 
     @property
     def row(self) -> tuple[str, ...]:
@@ -77,7 +82,7 @@ class Finding:
         claim = self.claim
         rounds = f"{self.rounds:,} of {claim['rounds']:,}"
         place = (str(claim["claim"]), str(claim["where"]), str(self.difference.n), rounds)
-        return (*place, f"{claim['published']:+.2f}", ours, self.verdict, str(claim["reason"]))
+        return (*place, f"{claim['published']:+.2f}", ours, self.verdict, self.needs, str(claim["reason"]))
 
 
 def _say_seeds(seeds: float) -> str:

@@ -126,7 +126,7 @@ def readme_table(home: Path = ROOT) -> str:
     said = (
         "Differences between the two methods are in points. With several seeds the 95 % interval is in brackets. A verdict\n"
         "needs all rounds of the paper and an interval without 0.\n"
-        "[Results](docs/RESULTS.md) has the reasons, all values and every method on the digits.\n"
+        "[Results](docs/RESULTS.md) has what is still needed, the reasons, and all values.\n"
     )
     return f"<!-- results -->\n{table.markdown.strip()}\n\n{said}<!-- end of results -->\n"
 
