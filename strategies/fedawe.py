@@ -1,5 +1,6 @@
 """FedAWE's strategy: clients continue from their own last model, and long absences lengthen their step."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -18,6 +19,7 @@ class Config(Weights):
     """Hyper-parameters of the strategy, each with the paper's symbol."""
 
     server_lr: Annotated[float, Range(gt=0)]  # eta_g
+    clip_norm: Annotated[float | None, Range(gt=0)]  # of the mean step
 
 
 class FedAWE(FedAvg):
@@ -33,6 +35,7 @@ class FedAWE(FedAvg):
     Interpretation: x_k is the W of round tau_k. A client whose reply fails did not participate.
 
     Deviation: the server stores the up to K models that clients continue from, and sends them. In the paper clients store them.
+    As in the authors' code, the mean of (t - tau_k) (w_k - x_k) is clipped to the norm ``clip_norm``. The paper has no clipping.
     """
 
     family = "aggregation on the server"
@@ -68,9 +71,18 @@ class FedAWE(FedAvg):
         weights = shares / shares.sum()
         begun = [reply.start_model(shared) for reply in replies]  # x_k
         steps, lengths = replies.weighted_terms("delta", weights * self.config.server_lr * away)
-        mean = weighted_sum(begun + steps, weights.tolist() + lengths)
+        scale = self._clip_scale(steps, lengths)
+        mean = weighted_sum(begun + steps, weights.tolist() + [scale * length for length in lengths])
         models[now] = {name: value.to(model[name].dtype) for name, value in mean.items()}
         active[replies.clients] = now
         needed = set(active[self.population.sizes > 0].tolist())
         self.state["models"] = {when: kept for when, kept in models.items() if when in needed}
         return mean
+
+    def _clip_scale(self, steps: list[Tensors], lengths: list[float]) -> float:
+        """Return the factor, at most 1, with which the mean step has at most the norm eta_g ``clip_norm``."""
+        limit = self.config.clip_norm
+        if limit is None or not steps:
+            return 1.0
+        length = math.sqrt(sum(float(total.square().sum()) for total in weighted_sum(steps, lengths).values()))
+        return min(1.0, self.config.server_lr * limit / length) if length else 1.0

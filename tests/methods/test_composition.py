@@ -52,8 +52,10 @@ GOLDEN_RUNS = [
     ("fedau", {"cutoff": 50}, FEDAVG[0], [2.126667, 2.371978, 2.261527, 2.261527, 2.638607]),
     ("fedau", {"cutoff": 2}, FEDAVG[0], [2.126667, 2.371978, 2.301302, 2.301302, 2.680013]),
     # In round 3 client 1 continues from 2.19 after 2 rounds, and client 3 from 2 after 3: (2.19 - 0.8322 + 2 + 0.57) / 2.
-    ("fedawe", {"server_lr": 1.0}, FEDAVG[0], [2.19, 2.9139, 1.9639, 1.9639, 3.515297]),
-    ("fedawe", {"server_lr": 0.5}, [2.095, 2.180975, 2.258782, 2.329198, 2.392924],
+    ("fedawe", {"clip_norm": None}, FEDAVG[0], [2.19, 2.9139, 1.9639, 1.9639, 3.515297]),
+    # The clipped step of client 1 in round 2, and in round 5 the step from (2.69 + 1.9639) / 2.
+    ("fedawe", {"clip_norm": 0.5}, FEDAVG[0], [2.19, 2.69, 1.9639, 1.9639, 2.82695]),
+    ("fedawe", {"server_lr": 0.5, "clip_norm": None}, [2.095, 2.180975, 2.258782, 2.329198, 2.392924],
      [2.095, 2.465975, 1.990975, 1.990975, 2.827931]),
     # Steps of 0.1: w -= 0.1 ((w - a) - g + alpha (w - W)). Then g and h follow the algorithm.
     ("feddyn", {"proximal_weight": 0.1, "local": LONE_RATE}, [2.378, 2.794972, 3.164005, 3.42532, 3.551922],
@@ -121,7 +123,7 @@ def test_neutral_server_rules_are_fedavg_also_beside_other_client_halves(name, n
     [
         ("fedvarp", {}, {}, EVERYBODY),
         ("mifa", {}, {"lr_decay": 0.9}, EVERYBODY),
-        ("fedawe", {}, {}, EVERYBODY),
+        ("fedawe", {"clip_norm": None}, {}, EVERYBODY),
         ("fednova", {}, {"epochs": None, "iterations": 3}, EVERYBODY),
         ("fedexp", {"epsilon": 1e9}, {}, COHORTS_WITH_ABSENCES),
         ("fedhyper", {"bound": 1.0}, {}, COHORTS_WITH_ABSENCES),
