@@ -35,7 +35,7 @@ class FedAWE(FedAvg):
     Interpretation: x_k is the W of round tau_k. A client whose reply fails did not participate.
 
     Deviation: the server stores the up to K models that clients continue from, and sends them. In the paper clients store them.
-    As in the authors' code, the mean of (t - tau_k) (w_k - x_k) is clipped to the norm ``clip_norm``. The paper has no clipping.
+    As in the authors' code, the mean of (t - tau_k) (w_k - x_k) is clipped to ``clip_norm``. The paper has no clipping.
     """
 
     family = "aggregation on the server"
