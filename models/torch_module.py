@@ -2,9 +2,11 @@
 
 import importlib
 import inspect
+import traceback
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,10 +14,21 @@ from torch import Tensor, nn
 
 from contrafed.core.drawn import drops, replace_drawing
 from contrafed.core.errors import UserError, nearest, unknown
+from contrafed.core.randomness import keeping_global_state, read_global_state
+from contrafed.core.registry import short_place
 from contrafed.core.split_model import SplitModel, Stages
+from contrafed.core.trial import (
+    copy_buffers,
+    find_changed,
+    find_changed_number,
+    find_uninitialised,
+    keeping_buffers,
+    list_numbers,
+)
 from contrafed.core.weights import make_constant
 
 EXAMPLE = "model.target=torchvision.models.resnet18"
+TORCH = Path(torch.__file__).parent
 
 
 @dataclass(frozen=True)
@@ -75,18 +88,43 @@ class Network(nn.Module):
         same = torch.allclose(together, alone, rtol=1e-3, atol=1e-4)
         return "" if same else f"model.target: {MIXES}"
 
-    def draws(self, x: Tensor) -> bool:
-        """Return whether a pass in training mode draws from torch's generator."""
+    def repeat_fault(self, x: Tensor) -> str:
+        """Return why two passes over images ``x`` are not alike, or training is where it may not be; empty if all is well."""
         self.place_head(nn.Linear(*self.sizes))
-        before = torch.get_rng_state()
+        layers = list(self.modules())
+        without = [layer for layer in layers if layer._buffers.keys() <= layer._non_persistent_buffers_set]
         try:
-            self.train()
-            self(x)
-            return not torch.equal(torch.get_rng_state(), before)
+            with keeping_global_state(), keeping_buffers(self):
+                plain, before = self._try_twice(x, []), copy_buffers(self)
+                trained = plain if isinstance(plain, str) else self._try_twice(x, layers)
+                if isinstance(plain, str) or isinstance(trained, str):
+                    return f"model.target: {plain if isinstance(plain, str) else trained}"
+                _set_training(without)
+                same = torch.allclose(self(x), plain, rtol=1e-3, atol=1e-4) and not find_changed(self, before)
+                return "" if same else f"model.target: {ACTS}"
         finally:
-            self.place_head(nn.Identity())
             self.eval()
-            torch.set_rng_state(before)
+            self.place_head(nn.Identity())
+
+    def _try_twice(self, x: Tensor, training: list[nn.Module]) -> Tensor | str:
+        """Return the outputs for ``x`` with some layers in training mode, or why another pass gives others."""
+        _set_training(training)
+        before, outputs, numbers = read_global_state(), [], []
+        for _ in range(2):
+            with keeping_buffers(self):
+                outputs.append(self(x))
+            numbers.append(list_numbers(self))
+        self.eval()
+        if read_global_state() != before:
+            return DRAWS
+        if name := find_changed_number(*numbers):
+            return f"{name} changes in the forward pass, and all clients share it. Fix: {KEPT}"
+        return outputs[0] if torch.equal(outputs[0].nan_to_num(), outputs[1].nan_to_num()) else f"{DIFFERS}. Fix: {KEPT}"
+
+
+def _set_training(layers: list[nn.Module]) -> None:
+    for layer in layers:
+        layer.training = True
 
 
 class Encoder(Stages):
@@ -95,14 +133,19 @@ class Encoder(Stages):
     def find_fault(self, x: Tensor) -> str:
         """Return what stands against the network, tried on images ``x`` (b, C, H, W); empty for nothing."""
         body: Any = self.stages[0]
-        if body.draws(x):
-            return f"model.target: {DRAWS}"
-        return body.split_fault(x) or body.mixing_fault(x)
+        return body.repeat_fault(x) or body.split_fault(x) or body.mixing_fault(x)
 
 
+ACTS = (
+    "layers without buffers act differently in training, and such layers are never in training mode here. "
+    "Fix: a buffer, such as a running mean, in the layer that reads self.training"
+)
+DIFFERS = "two passes over the same images differ, so it draws at random or keeps numbers beside its buffers"
+KEPT = "a buffer for what lasts, as register_buffer makes it, and no generator in the forward pass"
 MIXES = "images of one batch have influence on each other. Fix: nn.BatchNorm2d, or statistics of each image"
 DRAWS = (
-    "its forward pass draws at random outside layers of dropout. Fix: rates of 0 in model.args, such as attention_dropout: 0"
+    "its forward pass draws at random outside layers of dropout. Fix: rates of 0 in model.args, such as attention_dropout: 0, "
+    "and no random numbers in a forward pass of your own"
 )
 
 
@@ -167,14 +210,25 @@ def make_network(config: Config) -> nn.Module:
         # A class of transformers takes a configuration, whose arguments these are.
         kind = getattr(found, "config_class", None)
         net = found(kind(**args)) if isinstance(kind, type) else found(**args)
-    except TypeError as error:
-        raise UserError(f"model.args: {target} takes other arguments ({' '.join(str(error).split())}). Fix: its own") from error
     except Exception as error:
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise UserError(f"model.target: {target} raises {said}. Fix: model.args") from error
+        raise UserError(_describe_fault(found, target, error)) from error
     if not isinstance(net, nn.Module):
         raise UserError(f"model.target: {target} returns {type(net).__name__}, not a torch.nn.Module. Fix: another path")
+    if fault := find_uninitialised(net):
+        raise UserError(f"model.target: {fault}")
     return net
+
+
+def _describe_fault(found: Any, target: str, error: Exception) -> str:
+    """Return the line about an error in the code that builds a network, with the author's line."""
+    said, frames = " ".join(str(error).split())[:200], traceback.extract_tb(error.__traceback__)[1:]
+    own = [each for each in frames if not Path(each.filename).is_relative_to(TORCH)]
+    where = f" ({short_place(own[-1].filename, own[-1].lineno)})" if own else ""
+    if isinstance(error, TypeError) and "argument" in said:
+        return f"model.args: {target} takes other arguments ({said}){where}. Fix: its own"
+    if isinstance(error, AttributeError) and "before Module.__init__()" in said:
+        return f"model.target: {target} assigns a layer before super().__init__(){where}. Fix: call super().__init__() first"
+    return f"model.target: {target} raises {type(error).__name__}: {said}{where}. Fix: that line, or model.args"
 
 
 def _import(target: str) -> Any:
