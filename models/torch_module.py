@@ -83,13 +83,13 @@ class Network(nn.Module):
         return "" if same else fault
 
     def mixing_fault(self, x: Tensor) -> str:
-        """Return whether images of a batch have influence on each other in evaluation, as a fault; empty if not."""
+        """Return whether images of a batch have influence on each other in evaluation, as a fault. It is empty if not."""
         together, alone = self(x), torch.cat([self(x[k : k + 1]) for k in range(len(x))])
         same = torch.allclose(together, alone, rtol=1e-3, atol=1e-4)
         return "" if same else f"model.target: {MIXES}"
 
     def repeat_fault(self, x: Tensor) -> str:
-        """Return why two passes over images ``x`` are not alike, or training is where it may not be; empty if all is well."""
+        """Return why two passes over images ``x`` are not alike, or training is where it may not be. It is empty if all is well."""
         self.place_head(nn.Linear(*self.sizes))
         layers = list(self.modules())
         without = [layer for layer in layers if layer._buffers.keys() <= layer._non_persistent_buffers_set]

@@ -49,7 +49,8 @@ def find_changed_in_evaluation(module: nn.Module, x: Tensor) -> str:
     if not before:
         return ""
     with keeping_buffers(module):
-        module.eval()(x)
+        with contextlib.suppress(Exception):  # such as a wrong head's, which a later pass reports with its reason
+            module.eval()(x)
         return find_changed(module, before)
 
 
@@ -72,7 +73,7 @@ def find_changed_number(before: dict[str, Any], after: dict[str, Any]) -> str:
 
 
 def find_uninitialised(module: Any) -> str:
-    """Return what is wrong with a layer whose class does not call ``super().__init__()``, with its line; empty without one."""
+    """Return what is wrong with a layer whose class does not call ``super().__init__()``, with its line. It is empty without one."""
     layers = [module]
     for layer in layers:
         if "_modules" not in vars(layer):
@@ -116,7 +117,7 @@ def make_noise(like: Tensor, count: int, start: float = 0.0) -> Tensor:
 
 
 def find_training_fault(model: Any, images: Tensor) -> str:
-    """Return what a ``SplitModel`` does to its buffers in training that clients cannot keep, with a fix; empty for nothing."""
+    """Return what a ``SplitModel`` does to its buffers in training that clients cannot keep, with a fix. It is empty for nothing."""
     before = copy_buffers(model)
     tried = train_once(model, make_noise(images, REAL), torch.ones(REAL))
     if name := find_changed(model, before):
@@ -132,7 +133,7 @@ def find_training_fault(model: Any, images: Tensor) -> str:
 
 
 def find_padding_influence(model: Any, images: Tensor) -> str:
-    """Return why padded examples have an influence in training, so that clients cannot be a stack; empty if they have none.
+    """Return why padded examples have an influence in training, or nothing. With a reason clients cannot be a stack.
 
     BatchNorm leaves padded examples out. Own layers that learn from a batch cannot.
     """
