@@ -89,7 +89,7 @@ class Network(nn.Module):
         return "" if same else f"model.target: {MIXES}"
 
     def repeat_fault(self, x: Tensor) -> str:
-        """Return why two passes over images ``x`` are not alike, or training is where it may not be. It is empty if all is well."""
+        """Return why two passes over images ``x`` are not alike, or training is where it may not be."""
         self.place_head(nn.Linear(*self.sizes))
         layers = list(self.modules())
         without = [layer for layer in layers if layer._buffers.keys() <= layer._non_persistent_buffers_set]

@@ -73,7 +73,7 @@ def find_changed_number(before: dict[str, Any], after: dict[str, Any]) -> str:
 
 
 def find_uninitialised(module: Any) -> str:
-    """Return what is wrong with a layer whose class does not call ``super().__init__()``, with its line. It is empty without one."""
+    """Return what is wrong with a layer whose class does not call ``super().__init__()``, with its line, or nothing."""
     layers = [module]
     for layer in layers:
         if "_modules" not in vars(layer):
@@ -117,7 +117,7 @@ def make_noise(like: Tensor, count: int, start: float = 0.0) -> Tensor:
 
 
 def find_training_fault(model: Any, images: Tensor) -> str:
-    """Return what a ``SplitModel`` does to its buffers in training that clients cannot keep, with a fix. It is empty for nothing."""
+    """Return what a ``SplitModel`` does to its buffers in training that clients cannot keep, with a fix."""
     before = copy_buffers(model)
     tried = train_once(model, make_noise(images, REAL), torch.ones(REAL))
     if name := find_changed(model, before):
