@@ -2,11 +2,9 @@
 
 import importlib
 import inspect
-import traceback
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,20 +13,21 @@ from torch import Tensor, nn
 from contrafed.core.drawn import drops, replace_drawing
 from contrafed.core.errors import UserError, nearest, unknown
 from contrafed.core.randomness import keeping_global_state, read_global_state
-from contrafed.core.registry import short_place
 from contrafed.core.split_model import SplitModel, Stages
 from contrafed.core.trial import (
     copy_buffers,
     find_changed,
     find_changed_number,
+    find_hidden_layers,
     find_uninitialised,
+    has_own_buffers,
     keeping_buffers,
     list_numbers,
+    place_outside,
 )
 from contrafed.core.weights import make_constant
 
 EXAMPLE = "model.target=torchvision.models.resnet18"
-TORCH = Path(torch.__file__).parent
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,13 @@ class Network(nn.Module):
 
     def mixing_fault(self, x: Tensor) -> str:
         """Return whether images of a batch have influence on each other in evaluation, as a fault. It is empty if not."""
-        together, alone = self(x), torch.cat([self(x[k : k + 1]) for k in range(len(x))])
+        together = self(x)
+        try:
+            alone = torch.cat([self(x[k : k + 1]) for k in range(len(x))])
+        except ValueError as error:
+            if "more than 1 value" in str(error):  # F.batch_norm in training
+                return f"model.target: {MIXES}"
+            raise
         same = torch.allclose(together, alone, rtol=1e-3, atol=1e-4)
         return "" if same else f"model.target: {MIXES}"
 
@@ -95,16 +100,29 @@ class Network(nn.Module):
         without = [layer for layer in layers if layer._buffers.keys() <= layer._non_persistent_buffers_set]
         try:
             with keeping_global_state(), keeping_buffers(self):
+                if not has_own_buffers(self) and self._is_alike(x, layers):
+                    return ""
                 plain, before = self._try_twice(x, []), copy_buffers(self)
                 trained = plain if isinstance(plain, str) else self._try_twice(x, layers)
                 if isinstance(plain, str) or isinstance(trained, str):
                     return f"model.target: {plain if isinstance(plain, str) else trained}"
+                if not plain.isfinite().all():
+                    return f"model.target: {NOT_FINITE}"
                 _set_training(without)
                 same = torch.allclose(self(x), plain, rtol=1e-3, atol=1e-4) and not find_changed(self, before)
                 return "" if same else f"model.target: {ACTS}"
         finally:
             self.eval()
             self.place_head(nn.Identity())
+
+    def _is_alike(self, x: Tensor, layers: list[nn.Module]) -> bool:
+        """Return whether passes in evaluation and in training give the same finite outputs, without a draw."""
+        before, plain, numbers = read_global_state(), self(x), list_numbers(self)
+        _set_training(layers)
+        trained = self(x)
+        self.eval()
+        same = torch.equal(plain, trained) and bool(plain.isfinite().all())
+        return same and list_numbers(self) == numbers and read_global_state() == before
 
     def _try_twice(self, x: Tensor, training: list[nn.Module]) -> Tensor | str:
         """Return the outputs for ``x`` with some layers in training mode, or why another pass gives others."""
@@ -140,6 +158,7 @@ ACTS = (
     "layers without buffers act differently in training, and such layers are never in training mode here. "
     "Fix: a buffer, such as a running mean, in the layer that reads self.training"
 )
+NOT_FINITE = "its outputs for values from -1 to 1 are not finite. Fix: no logarithm or root of what may be negative"
 DIFFERS = "two passes over the same images differ, so it draws at random or keeps numbers beside its buffers"
 KEPT = "a buffer for what lasts, as register_buffer makes it, and no generator in the forward pass"
 MIXES = "images of one batch have influence on each other. Fix: nn.BatchNorm2d, or statistics of each image"
@@ -216,14 +235,18 @@ def make_network(config: Config) -> nn.Module:
         raise UserError(f"model.target: {target} returns {type(net).__name__}, not a torch.nn.Module. Fix: another path")
     if fault := find_uninitialised(net):
         raise UserError(f"model.target: {fault}")
+    if hidden := find_hidden_layers(net):
+        fix = "nn.ModuleList, nn.ModuleDict or nn.ParameterList"
+        raise UserError(f"model.target: {hidden[0]} hides layers, so that they never train. Fix: {fix}")
+    if lazy := [name for name, value in net.named_parameters() if nn.parameter.is_lazy(value)]:
+        raise UserError(f"model.target: {lazy[0]} has no size yet. Fix: pass an example through the network in its __init__")
     return net
 
 
 def _describe_fault(found: Any, target: str, error: Exception) -> str:
     """Return the line about an error in the code that builds a network, with the author's line."""
-    said, frames = " ".join(str(error).split())[:200], traceback.extract_tb(error.__traceback__)[1:]
-    own = [each for each in frames if not Path(each.filename).is_relative_to(TORCH)]
-    where = f" ({short_place(own[-1].filename, own[-1].lineno)})" if own else ""
+    said, place = " ".join(str(error).split())[:200], place_outside(error, __file__)
+    where = f" ({place})" if place else ""
     if isinstance(error, TypeError) and "argument" in said:
         return f"model.args: {target} takes other arguments ({said}){where}. Fix: its own"
     if isinstance(error, AttributeError) and "before Module.__init__()" in said:

@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 
@@ -161,3 +162,40 @@ class Divides(Base):
     def __init__(self, num_classes: int = 10):
         super().__init__(num_classes)
         self.share = 1 // 0
+
+
+class RaisesInForward(Base):
+    def work(self, x):
+        return x[{}]
+
+
+class WrongShape(Base):
+    def work(self, x):
+        return x.view(len(x), 3, 3)
+
+
+class HiddenLayers(Base):
+    def __init__(self, num_classes: int = 10):
+        super().__init__(num_classes)
+        self.blocks = [nn.Linear(8, 8) for _ in range(2)]
+
+
+class Lazy(Base):
+    def __init__(self, num_classes: int = 10):
+        super().__init__(num_classes)
+        self.body = nn.LazyLinear(8)
+
+
+class Logarithm(Base):
+    def work(self, x):
+        return x.log()
+
+
+class BatchStatistics(Base):
+    def work(self, x):
+        return F.batch_norm(x, None, None, training=True)
+
+
+class WithoutGradient(Base):
+    def work(self, x):
+        return x.detach()

@@ -15,7 +15,7 @@ from contrafed.check.lines import first_change, place_of
 from contrafed.check.problem import Problem, copy_tensors, run_rounds
 from contrafed.core.randomness import read_global_state
 from contrafed.core.tensors import Tensors
-from contrafed.core.trial import list_numbers
+from contrafed.core.trial import find_hidden_layers, list_numbers
 from contrafed.training.base import Client
 
 MAX_COSINE = 0.5  # between an update and the gradient of the cross-entropy
@@ -231,17 +231,10 @@ def check_direction(problem: Problem) -> Fault | None:
 def check_parameters(problem: Problem) -> Fault | None:
     """Every layer is part of the network, and every parameter has an influence."""
     model: Any = problem.workspace.model
-    for name, layer in model.named_modules():
-        for key, value in vars(layer).items():
-            inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-            if not key.startswith("_") and any(isinstance(each, nn.Module | nn.Parameter) for each in inside):
-                where = f"{name + '.' if name else ''}{key}"
-                fix = "nn.ModuleList, nn.ModuleDict or nn.ParameterList"
-                return Fault(
-                    f"{where} hides layers in a {type(value).__name__}, so that they never train",
-                    fix,
-                    line_of_attribute(type(layer), key),
-                )
+    if found := find_hidden_layers(model):
+        where, kind, key = found
+        fix = "nn.ModuleList, nn.ModuleDict or nn.ParameterList"
+        return Fault(f"{where} hides layers, so that they never train", fix, line_of_attribute(kind, key))
     buffers = model.buffer_names
     leaves: Tensors = {name: value.clone().requires_grad_(name not in buffers) for name, value in model.tensors().items()}
     with model.holding(leaves):

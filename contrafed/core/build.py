@@ -19,8 +19,10 @@ from contrafed.core.trial import (
     find_padding_influence,
     find_training_fault,
     find_uninitialised,
+    find_untrained,
     keeping_buffers,
     own_name,
+    place_outside,
 )
 from contrafed.core.weights import freeze, load_pretrained
 
@@ -84,8 +86,13 @@ def call_build(choice: Choice, in_channels: int, size: tuple[int, ...], num_clas
 
 
 def describe_fault(error: Exception, choice: Choice) -> str:
-    """Return the error of a model's code in one line, with type and place unless it comes from torch or from the machine."""
+    """Return the error of a model's code in one line, with type and place unless it comes from torch or from the machine.
+
+    The place is in the model's file, or in that of the network that it takes.
+    """
     line = next(iter(str(error).splitlines()), "")
+    if hasattr(choice.config, "target") and (own := place_outside(error, str(choice.module.__file__))):
+        return f"{type(error).__name__}: {line} ({own})"
     if isinstance(error, RuntimeError | MemoryError):
         return line
     where = registry.line_in(str(choice.module.__file__), error)
@@ -170,6 +177,7 @@ def try_model(choice: Choice, model: SplitModel, images: Tensor) -> None:
             fault = find_training_fault(model, images) if model.buffer_names else ""
             if model.buffer_names and not fault:
                 model.one_by_one = find_padding_influence(model, images)
+            untrained = find_untrained(model, images) if hasattr(choice.config, "target") and not fault else ""
     except UserError:
         raise
     except Exception as error:  # any error of layers that do not fit each other, or of a user's own
@@ -177,9 +185,8 @@ def try_model(choice: Choice, model: SplitModel, images: Tensor) -> None:
         raise UserError(f"model={choice.name} cannot take images of {shape}: {describe_fault(error, choice)}") from error
     if fault:
         raise UserError(f"{_key_of(choice)}: {fault}")
-    if model.one_by_one:
-        line = f"model={choice.name}: clients train one by one, because {model.one_by_one}"
-        model.notices = (*model.notices, line)
+    about = (f"clients train one by one, because {model.one_by_one}" if model.one_by_one else "", untrained)
+    model.notices = (*model.notices, *(f"model={choice.name}: {line}" for line in about if line))
     if z.shape != (count, width):
         wanted = f"whose classifier gets ({count}, {width}) of {count} images, got {tuple(z.shape)}"
         raise UserError(

@@ -1,7 +1,9 @@
 """Try a network on a few examples: what its forward passes must leave as it is, and whether clients can train as a stack."""
 
 import contextlib
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -43,11 +45,17 @@ def copy_buffers(module: nn.Module) -> Tensors:
     return {name: value.clone() for name, value in module.named_buffers()}
 
 
+def has_own_buffers(module: nn.Module) -> bool:
+    """Return whether a layer that has buffers, or other tensors as constants, is neither torch's nor Contrafed's."""
+    own = (layer for layer in module.modules() if not type(layer).__module__.startswith(("torch.nn.", "contrafed.")))
+    return any(layer._buffers for layer in own)
+
+
 def find_changed_in_evaluation(module: nn.Module, x: Tensor) -> str:
     """Return the name of a buffer that a pass in evaluation mode over ``x`` changes, empty if none does."""
-    before = copy_buffers(module)
-    if not before:
+    if not has_own_buffers(module):
         return ""
+    before = copy_buffers(module)
     with keeping_buffers(module):
         with contextlib.suppress(Exception):  # such as a wrong head's, which a later pass reports with its reason
             module.eval()(x)
@@ -84,6 +92,39 @@ def find_uninitialised(module: Any) -> str:
     return ""
 
 
+def find_hidden_layers(module: nn.Module) -> tuple[str, type, str] | None:
+    """Return the name, the layer's class and the attribute of layers or parameters in a plain list or dictionary, or None."""
+    for path, layer in module.named_modules():
+        for key, value in vars(layer).items():
+            inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+            if not key.startswith("_") and any(isinstance(each, nn.Module | nn.Parameter) for each in inside):
+                return f"{path}.{key}" if path else key, type(layer), key
+    return None
+
+
+def find_untrained(model: Any, images: Tensor) -> str:
+    """Return a line about parameters of a ``SplitModel``'s encoder that get no gradient, empty if all get one."""
+    names = [name for name, _ in model.encoder.named_parameters()]
+    leaves = {f"encoder.{name}": value.detach().requires_grad_() for name, value in model.encoder.named_parameters()}
+    with torch.enable_grad(), model.holding(leaves):
+        total = model.encoder(images[:1]).sum()
+    grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True) if total.requires_grad else [None] * len(names)
+    unused = [own_name(model, name) for name, grad in zip(leaves, grads, strict=True) if grad is None]
+    if not unused:
+        return ""
+    return (
+        f"{len(unused)} of {len(names)} tensors never train, such as {unused[0]}, because the output has no gradient for them"
+    )
+
+
+def place_outside(error: Exception, models: str) -> str:
+    """Return the innermost place of an error outside of torch, of this package and of the folder of ``models``, or nothing."""
+    inside = (Path(torch.__file__).parent, Path(__file__).resolve().parent.parent, Path(models).resolve().parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not any(Path(frame.filename).resolve().is_relative_to(each) for each in inside)]
+    return short_place(own[-1].filename, own[-1].lineno) if own else ""
+
+
 class Pass(NamedTuple):
     """A pass in training mode: the representations of the real examples, the buffers after it, and what it did to them."""
 
@@ -118,8 +159,8 @@ def make_noise(like: Tensor, count: int, start: float = 0.0) -> Tensor:
 
 def find_training_fault(model: Any, images: Tensor) -> str:
     """Return what a ``SplitModel`` does to its buffers in training that clients cannot keep, with a fix."""
-    before = copy_buffers(model)
-    tried = train_once(model, make_noise(images, REAL), torch.ones(REAL))
+    before, count = copy_buffers(model), REAL if has_own_buffers(model) else 2
+    tried = train_once(model, make_noise(images, count), torch.ones(count))
     if name := find_changed(model, before):
         return f"its forward pass changes {own_name(model, name)}. Fix: keep there numbers that are floats, or one counter"
     if tried.assigned:
