@@ -117,6 +117,7 @@ class Network(nn.Module):
 
     def _is_alike(self, x: Tensor, layers: list[nn.Module]) -> bool:
         """Return whether passes in evaluation and in training give the same finite outputs, without a draw."""
+        torch.backends.mha.set_fastpath_enabled(False)  # type: ignore[no-untyped-call]  # as in a Workspace
         before, plain, numbers = read_global_state(), self(x), list_numbers(self)
         _set_training(layers)
         trained = self(x)
