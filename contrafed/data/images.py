@@ -102,7 +102,7 @@ def make_images(
         first = height in (1, 3) and channels not in (1, 3)
         raise UserError(
             f"images must be at least {MIN_SIDE_PX}x{MIN_SIDE_PX} with 1 or 3 channels, got {height}x{width} with {channels}"
-            + ("; channels come last: x.transpose(0, 2, 3, 1)" if first else "; dataset.kind=values of an npz takes any shape")
+            + ("; channels come last: x.transpose(0, 2, 3, 1)" if first else "")
         )
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         raise UserError(f"labels y must be whole numbers (N,), got {y.dtype} {y.shape}")

@@ -18,6 +18,7 @@ TABLES = (".csv", ".tsv", ".xlsx", ".parquet", ".pq", ".arff")
 
 HALF_LEVEL = 0.4 / 255  # by which float pixels may be outside of [0, 1], since they round into it
 MAX_ROUNDING = 0.01  # of a column's values in 32 bits, in its standard deviations
+SPECTRA = "x.transpose(0, 3, 1, 2) with dataset.kind=values, which mlp takes"
 OTHERWISE = "Fix: scale them, or set dataset.kind=values if these are no images"
 
 
@@ -74,6 +75,9 @@ def load(config: Config, name: str) -> ImageData:
     try:
         if kind != "image":
             return make_values(_check_dtype(x, kind), y, test, config.num_classes, owner, validation, loaded)
+        if x.ndim == 4 and x.shape[3] not in (1, 3) and x.shape[1] not in (1, 3):
+            fix = f"Fix: {'x[..., :3] without transparency, or ' if x.shape[3] == 4 else ''}{SPECTRA}"
+            raise UserError(f"images have 1 or 3 channels, got {x.shape[1]}x{x.shape[2]} with {x.shape[3]}. {fix}")
         return make_images(_as_bytes(x, path), y, test, config.num_classes, owner, loaded, validation)
     except UserError as error:
         raise error if str(path) in str(error) else UserError(f"{path}: {error}") from None
