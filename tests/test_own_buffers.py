@@ -85,7 +85,7 @@ def names(workspace):
 
 
 def test_what_vmap_has_no_rule_for_runs_one_by_one(tmp_path, capsys):
-    """Spectral normalisation updates its buffers by an operation that vmap refuses. A line says so once."""
+    """Spectral normalisation updates its buffers by an operation that vmap refuses. A line reports this once."""
     more = ("engine=local", "engine.stack_size=4", f"output_dir={tmp_path}/run")
     assert run(config_of(*settings("Spectral", "merge", "ragged"), *more))["failures"] == 0
     assert capsys.readouterr().out.count("one by one") == 1
