@@ -12,7 +12,19 @@ from torch import Tensor, nn
 
 from contrafed.core.drawn import drops, replace_drawing
 from contrafed.core.errors import UserError, nearest, unknown
+from contrafed.core.randomness import keeping_global_state, read_global_state
 from contrafed.core.split_model import SplitModel, Stages
+from contrafed.core.trial import (
+    copy_buffers,
+    find_changed,
+    find_changed_number,
+    find_hidden_layers,
+    find_uninitialised,
+    has_own_buffers,
+    keeping_buffers,
+    list_numbers,
+    place_outside,
+)
 from contrafed.core.weights import make_constant
 
 EXAMPLE = "model.target=torchvision.models.resnet18"
@@ -70,23 +82,68 @@ class Network(nn.Module):
         return "" if same else fault
 
     def mixing_fault(self, x: Tensor) -> str:
-        """Return whether images of a batch have influence on each other in evaluation, as a fault; empty if not."""
-        together, alone = self(x), torch.cat([self(x[k : k + 1]) for k in range(len(x))])
+        """Return whether images of a batch have influence on each other in evaluation, as a fault. It is empty if not."""
+        together = self(x)
+        try:
+            alone = torch.cat([self(x[k : k + 1]) for k in range(len(x))])
+        except ValueError as error:
+            if "more than 1 value" in str(error):  # F.batch_norm in training
+                return f"model.target: {MIXES}"
+            raise
         same = torch.allclose(together, alone, rtol=1e-3, atol=1e-4)
         return "" if same else f"model.target: {MIXES}"
 
-    def draws(self, x: Tensor) -> bool:
-        """Return whether a pass in training mode draws from torch's generator."""
+    def repeat_fault(self, x: Tensor) -> str:
+        """Return why two passes over images ``x`` are not alike, or training is where it may not be."""
         self.place_head(nn.Linear(*self.sizes))
-        before = torch.get_rng_state()
+        layers = list(self.modules())
+        without = [layer for layer in layers if layer._buffers.keys() <= layer._non_persistent_buffers_set]
         try:
-            self.train()
-            self(x)
-            return not torch.equal(torch.get_rng_state(), before)
+            with keeping_global_state(), keeping_buffers(self):
+                if not has_own_buffers(self) and self._is_alike(x, layers):
+                    return ""
+                plain, before = self._try_twice(x, []), copy_buffers(self)
+                trained = plain if isinstance(plain, str) else self._try_twice(x, layers)
+                if isinstance(plain, str) or isinstance(trained, str):
+                    return f"model.target: {plain if isinstance(plain, str) else trained}"
+                if not plain.isfinite().all():
+                    return f"model.target: {NOT_FINITE}"
+                _set_training(without)
+                same = torch.allclose(self(x), plain, rtol=1e-3, atol=1e-4) and not find_changed(self, before)
+                return "" if same else f"model.target: {ACTS}"
         finally:
-            self.place_head(nn.Identity())
             self.eval()
-            torch.set_rng_state(before)
+            self.place_head(nn.Identity())
+
+    def _is_alike(self, x: Tensor, layers: list[nn.Module]) -> bool:
+        """Return whether passes in evaluation and in training give the same finite outputs, without a draw."""
+        torch.backends.mha.set_fastpath_enabled(False)  # type: ignore[no-untyped-call]  # as in a Workspace
+        before, plain, numbers = read_global_state(), self(x), list_numbers(self)
+        _set_training(layers)
+        trained = self(x)
+        self.eval()
+        same = torch.equal(plain, trained) and bool(plain.isfinite().all())
+        return same and list_numbers(self) == numbers and read_global_state() == before
+
+    def _try_twice(self, x: Tensor, training: list[nn.Module]) -> Tensor | str:
+        """Return the outputs for ``x`` with some layers in training mode, or why another pass gives others."""
+        _set_training(training)
+        before, outputs, numbers = read_global_state(), [], []
+        for _ in range(2):
+            with keeping_buffers(self):
+                outputs.append(self(x))
+            numbers.append(list_numbers(self))
+        self.eval()
+        if read_global_state() != before:
+            return DRAWS
+        if name := find_changed_number(*numbers):
+            return f"{name} changes in the forward pass, and all clients share it. Fix: {KEPT}"
+        return outputs[0] if torch.equal(outputs[0].nan_to_num(), outputs[1].nan_to_num()) else f"{DIFFERS}. Fix: {KEPT}"
+
+
+def _set_training(layers: list[nn.Module]) -> None:
+    for layer in layers:
+        layer.training = True
 
 
 class Encoder(Stages):
@@ -95,14 +152,20 @@ class Encoder(Stages):
     def find_fault(self, x: Tensor) -> str:
         """Return what stands against the network, tried on images ``x`` (b, C, H, W); empty for nothing."""
         body: Any = self.stages[0]
-        if body.draws(x):
-            return f"model.target: {DRAWS}"
-        return body.split_fault(x) or body.mixing_fault(x)
+        return body.repeat_fault(x) or body.split_fault(x) or body.mixing_fault(x)
 
 
+ACTS = (
+    "layers without buffers act differently in training, and such layers are never in training mode here. "
+    "Fix: a buffer, such as a running mean, in the layer that reads self.training"
+)
+NOT_FINITE = "its outputs for values from -1 to 1 are not finite. Fix: no logarithm or root of what may be negative"
+DIFFERS = "two passes over the same images differ, so it draws at random or keeps numbers beside its buffers"
+KEPT = "a buffer for what lasts, as register_buffer makes it, and no generator in the forward pass"
 MIXES = "images of one batch have influence on each other. Fix: nn.BatchNorm2d, or statistics of each image"
 DRAWS = (
-    "its forward pass draws at random outside layers of dropout. Fix: rates of 0 in model.args, such as attention_dropout: 0"
+    "its forward pass draws at random outside layers of dropout. Fix: rates of 0 in model.args, such as attention_dropout: 0, "
+    "and no random numbers in a forward pass of your own"
 )
 
 
@@ -167,14 +230,29 @@ def make_network(config: Config) -> nn.Module:
         # A class of transformers takes a configuration, whose arguments these are.
         kind = getattr(found, "config_class", None)
         net = found(kind(**args)) if isinstance(kind, type) else found(**args)
-    except TypeError as error:
-        raise UserError(f"model.args: {target} takes other arguments ({' '.join(str(error).split())}). Fix: its own") from error
     except Exception as error:
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise UserError(f"model.target: {target} raises {said}. Fix: model.args") from error
+        raise UserError(_describe_fault(found, target, error)) from error
     if not isinstance(net, nn.Module):
         raise UserError(f"model.target: {target} returns {type(net).__name__}, not a torch.nn.Module. Fix: another path")
+    if fault := find_uninitialised(net):
+        raise UserError(f"model.target: {fault}")
+    if hidden := find_hidden_layers(net):
+        fix = "nn.ModuleList, nn.ModuleDict or nn.ParameterList"
+        raise UserError(f"model.target: {hidden[0]} hides layers, so that they never train. Fix: {fix}")
+    if lazy := [name for name, value in net.named_parameters() if nn.parameter.is_lazy(value)]:
+        raise UserError(f"model.target: {lazy[0]} has no size yet. Fix: pass an example through the network in its __init__")
     return net
+
+
+def _describe_fault(found: Any, target: str, error: Exception) -> str:
+    """Return the line about an error in the code that builds a network, with the author's line."""
+    said, place = " ".join(str(error).split())[:200], place_outside(error, __file__)
+    where = f" ({place})" if place else ""
+    if isinstance(error, TypeError) and "argument" in said:
+        return f"model.args: {target} takes other arguments ({said}){where}. Fix: its own"
+    if isinstance(error, AttributeError) and "before Module.__init__()" in said:
+        return f"model.target: {target} assigns a layer before super().__init__(){where}. Fix: call super().__init__() first"
+    return f"model.target: {target} raises {type(error).__name__}: {said}{where}. Fix: that line, or model.args"
 
 
 def _import(target: str) -> Any:

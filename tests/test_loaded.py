@@ -111,6 +111,7 @@ def test_of_several_frames_the_first_is_read_and_counted(tmp_path):
 SAME = np.repeat(RNG.integers(0, 256, (1, 8, 8), dtype=np.uint8), 40, axis=0)
 IMAGES = RNG.integers(0, 256, (40, 8, 8), dtype=np.uint8)
 LAST = np.arange(40) >= 30
+NUMBERS = np.arange(40)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +134,10 @@ LAST = np.arange(40) >= 30
         ({"owner": np.array([b" ", b"eve"] * 20)}, "owner is missing for 20"),
         ({"x": np.zeros((40, 0), np.float32)}, "no numbers"),
         ({"x": IMAGES[:, 0].astype(np.uint64) + 2**63}, "largest token"),
+        ({"y": np.arange(40)}, "a label of its own"),
+        ({"y": np.array([f"id{k}" for k in range(40)])}, "a label of its own"),
+        ({"x": 1.7e9 + np.arange(80.0).reshape(40, 2)}, "32 bits cannot hold .* column 0"),
+        ({"x": np.zeros((40, 8, 8, 5), np.uint8)}, "dataset.kind=values"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(tmp_path, arrays, reason):
@@ -147,10 +152,42 @@ def test_what_cannot_be_meant_is_refused(tmp_path, arrays, reason):
         ({"y": np.where(LAST, np.arange(40) % 3, np.arange(40) % 4), "split": LAST}, {}),
         ({}, {"num_classes": 6}),
         ({"index": np.arange(40)}, {}),
+        ({"x": np.concatenate([IMAGES[:20]] * 2), "y": 2 * (NUMBERS // 20) + NUMBERS % 2, "split": NUMBERS % 10 < 2}, {}),
+        ({"x": np.where(LAST[:, None, None], IMAGES[NUMBERS - 30], IMAGES), "y": NUMBERS % 10, "split": LAST}, {}),
+        ({"x": np.where(np.eye(40)[:, :4] == 1, 1e30, IMAGES[:, 0, :4] / 9)}, {}),
+        ({"x": IMAGES[:, :, :1] / 9}, {"kind": "values"}),
     ],
 )
 def test_what_may_not_be_meant_is_one_warning(tmp_path, arrays, changes):
     assert len(load("npz", save(tmp_path / "a.npz", **arrays), **changes).warnings) == 1
+
+
+def test_what_is_plain_is_no_warning(tmp_path):
+    """A few copies, rare entries of a table, heavy tails, and as many signals as steps."""
+    copies = RNG.integers(0, 256, (400, 8, 8), dtype=np.uint8)
+    copies[399] = copies[0]
+    rare = np.concatenate([np.eye(40)[:, :5], RNG.normal(size=(40, 1))], 1)
+    for x, kind in ((copies, None), (rare, None), (RNG.lognormal(size=(40, 6)), None), (RNG.normal(size=(40, 8, 8)), "values")):
+        assert load("npz", save(tmp_path / "a.npz", x=x), kind=kind or "null").warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("a.zip", "unpack it"), ("a.csv", "is a file"), ("flat", "each class in a folder"), ("absent", "nothing at")],
+)
+def test_what_is_no_folder_of_classes_is_one_line(tmp_path, name, reason):
+    (tmp_path / "a.zip").write_bytes(b"PK")
+    (tmp_path / "a.csv").write_text("a,b")
+    (tmp_path / "flat").mkdir()
+    with pytest.raises(UserError, match=reason):
+        load("folder", tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.xlsx", "a.PARQUET"])
+def test_a_table_is_no_npz(tmp_path, name):
+    (tmp_path / name).write_text("a,b,label\n1,2,0\n")
+    with pytest.raises(UserError, match="a table. Fix: read it with pandas"):
+        load("npz", tmp_path / name)
 
 
 @pytest.mark.parametrize("kind", ["U", "S"])

@@ -159,7 +159,8 @@ MISTAKES_WITH_DATA = {
     "save_personal": ["strategy=fedavg save_personal=true"],
     "select_on": [
         "strategy=fedavg select_on=validation",
-        "strategy=fedper select_on=validation dataset.validation_fraction=0.2 partition.test_fraction=0.2"],
+        "strategy=fedper select_on=validation dataset.validation_fraction=0.2 partition.test_fraction=0.2",
+        "strategy=fedper select_on=validation dataset.validation_fraction=0.2 partition.test_fraction=0"],
     "model.buffers": ["strategy=fedavg model=cnn_bn privacy=local"],
     "target_accuracy": ["strategy=fedper target_accuracy=0.5", "strategy=fedper eval_clients=false target_accuracy=0.5"],
     "eval_clients": ["strategy=fedper eval_clients=true", "strategy=fedper eval_clients=true partition=sampled"],

@@ -1,13 +1,11 @@
 """Checks of what a method and a network must not change, and of what a network is made of."""
 
 import copy
-import random
 import sys
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +13,9 @@ from contrafed.check.fault import Fault, Skipped, find_difference, loss_line, ow
 from contrafed.check.first_difference import first_difference, line_of_attribute
 from contrafed.check.lines import first_change, place_of
 from contrafed.check.problem import Problem, copy_tensors, run_rounds
+from contrafed.core.randomness import read_global_state
 from contrafed.core.tensors import Tensors
+from contrafed.core.trial import find_hidden_layers, list_numbers
 from contrafed.training.base import Client
 
 MAX_COSINE = 0.5  # between an update and the gradient of the cross-entropy
@@ -51,12 +51,6 @@ def check_copies(problem: Problem) -> Fault | None:
     return None
 
 
-def random_state() -> tuple[Any, ...]:
-    """Return the state of all global generators: torch's, NumPy's and Python's."""
-    numpy: Any = np.random.get_state()  # noqa: NPY002, which is what must stay untouched
-    return torch.get_rng_state().numpy().tobytes(), numpy[1].tobytes(), numpy[2], random.getstate()
-
-
 def check_random_state(problem: Problem) -> Fault | None:
     """The global generators of torch, NumPy and Python are untouched."""
 
@@ -64,21 +58,24 @@ def check_random_state(problem: Problem) -> Fault | None:
         problem.update([0])
         problem.evaluate([0])
 
-    before, wrong = random_state(), None
+    before, wrong = read_global_state(), None
     for call in (work, lambda: run_rounds(problem)):
         call()
-        if random_state() != before:
+        if read_global_state() != before:
             wrong = call
             break
     if wrong is None:
         return None
-    line = first_change(problem.author, random_state, wrong)
+    line = first_change(problem.author, read_global_state, wrong)
     fix = "contrafed.core.randomness before the loss, and the numbers as loss_inputs; in data, a generator of a fixed seed"
     return Fault("draws from the global random state, so that one seed gives several results", fix, line)
 
 
 def state_of(client: Client) -> dict[str, int]:
-    """Return the attributes of a client, its class and its module with the sizes of containers, which must not grow."""
+    """Return the attributes of a client, its class and its module with the sizes of containers, which must not grow.
+
+    The plain numbers of the network's own layers are among them.
+    """
     kind = type(client)
     kept = ("losses", "client_states")
     own = {
@@ -93,6 +90,7 @@ def state_of(client: Client) -> dict[str, int]:
         module = sys.modules.get(each.__module__)
         own |= {name: value for name, value in vars(module).items() if not name.startswith("__")} if module else {}
     sizes = {name: len(value) if isinstance(value, list | dict | set) else -1 for name, value in own.items()}
+    sizes |= {f"the network's {name}": hash(value) for name, value in list_numbers(client.model).items()}
     sizes |= {
         name: hash(value) for name, value in own.items() if isinstance(value, int | float | str) and name != "self.server_round"
     }
@@ -100,7 +98,7 @@ def state_of(client: Client) -> dict[str, int]:
 
 
 def check_attributes(problem: Problem) -> Fault | None:
-    """A client, its class and its module gain nothing in a round, because it would be lost, or shared by all clients."""
+    """A client, its class, its module and its network gain nothing in a round, because all clients may share it."""
     client = problem.open([0])
     received = [problem.received[0]]
     before = state_of(client)
@@ -233,17 +231,10 @@ def check_direction(problem: Problem) -> Fault | None:
 def check_parameters(problem: Problem) -> Fault | None:
     """Every layer is part of the network, and every parameter has an influence."""
     model: Any = problem.workspace.model
-    for name, layer in model.named_modules():
-        for key, value in vars(layer).items():
-            inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-            if not key.startswith("_") and any(isinstance(each, nn.Module | nn.Parameter) for each in inside):
-                where = f"{name + '.' if name else ''}{key}"
-                fix = "nn.ModuleList, nn.ModuleDict or nn.ParameterList"
-                return Fault(
-                    f"{where} hides layers in a {type(value).__name__}, so that they never train",
-                    fix,
-                    line_of_attribute(type(layer), key),
-                )
+    if found := find_hidden_layers(model):
+        where, kind, key = found
+        fix = "nn.ModuleList, nn.ModuleDict or nn.ParameterList"
+        return Fault(f"{where} hides layers, so that they never train", fix, line_of_attribute(kind, key))
     buffers = model.buffer_names
     leaves: Tensors = {name: value.clone().requires_grad_(name not in buffers) for name, value in model.tensors().items()}
     with model.holding(leaves):

@@ -55,18 +55,18 @@ def load_twice(run: Run) -> Any:
     """Return the data, and one result: whether loading and partitioning them draws from no global generator."""
     import numpy as np
 
-    from contrafed.check.changes import random_state
     from contrafed.check.fault import Fault
     from contrafed.check.lines import Author, first_change
+    from contrafed.core.randomness import read_global_state
     from contrafed.data.federation import load_federation
 
     author = Author([run.client.dataset.module, run.client.partition.module])
-    before = random_state()
+    before = read_global_state()
     federation = load_federation(run.client)
     name, fix = "data and partition are a function of the seed", "numpy.random.default_rng(SEED), or draw.rng in a partition"
     data, partition = federation.data, federation.partition
-    line = "" if random_state() == before else first_change(author, random_state, lambda: load_federation(run.client))
-    if random_state() != before:
+    line = "" if read_global_state() == before else first_change(author, read_global_state, lambda: load_federation(run.client))
+    if read_global_state() != before:
         fault = Fault("loading draws from the global random state", fix, line)
         return federation, (name, "failed", str(fault))
     if len(data.y) <= LARGE_DATA:

@@ -85,6 +85,7 @@ def check_repeats(problem: Problem) -> Fault | None:
 def check_stack(problem: Problem) -> Fault | None:
     """Clients as a stack give the numbers that each gives alone, in float64."""
     alone = [results_of(problem, [client])[0] for client in problem.clients]
+    skip_one_by_one(problem)
     try:
         stacked = results_of(problem, problem.clients)
     except LocalError as error:
@@ -97,6 +98,12 @@ def check_stack(problem: Problem) -> Fault | None:
             line = stack_line(problem, client)
             return Fault(f"client {client} alone and in a stack differ in {name}", fix, line or loss_line(problem))
     return None
+
+
+def skip_one_by_one(problem: Problem) -> None:
+    """Raise ``Skipped`` if the network's clients never train as a stack."""
+    if reason := problem.workspace.model.one_by_one:
+        raise Skipped(f"clients train one by one, because {reason}")
 
 
 def whole(value: Tensor) -> Tensor:
@@ -116,6 +123,7 @@ def stack_line(problem: Problem, client: int) -> str:
 
 def check_padding(problem: Problem) -> Fault | None:
     """Images and labels of padded examples have no influence."""
+    skip_one_by_one(problem)
     try:
         plain = results_of(problem, problem.clients)
         with padded_with_noise():

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -114,16 +113,6 @@ def has_batch_norm(model: nn.Module) -> bool:
     """Whether some layer is BatchNorm whose statistics are not frozen."""
     layers = (layer for layer in model.modules() if isinstance(layer, MaskedBatchNorm))
     return any("running_mean" not in layer._non_persistent_buffers_set for layer in layers)
-
-
-def find_changed_constant(model: Any, images: Tensor) -> str:
-    """Pass images through a ``SplitModel`` in training mode, on copies of its tensors. Return a constant that it changes."""
-    before = {name: value.clone() for name, value in model.named_buffers()}
-    model.trained_parts = frozenset(name.partition(".")[0] for name in model.buffer_names)
-    copies = {name: value.clone() for name, value in model.tensors().items()}
-    with model.holding(copies), model.training_on(images.new_ones(len(images))):
-        model(images)
-    return next((name for name, value in model.named_buffers() if not torch.equal(value, before[name])), "")
 
 
 @contextlib.contextmanager

@@ -8,12 +8,22 @@ import torch
 from torch import Tensor, nn
 
 from contrafed.core import registry
-from contrafed.core.buffers import find_changed_constant, prepare_buffers
+from contrafed.core.buffers import prepare_buffers
 from contrafed.core.client_run import Choice, model_settings
 from contrafed.core.drawn import drops
 from contrafed.core.errors import UserError
 from contrafed.core.randomness import torch_generator
 from contrafed.core.split_model import SplitModel, Stages
+from contrafed.core.trial import (
+    find_changed_in_evaluation,
+    find_padding_influence,
+    find_training_fault,
+    find_uninitialised,
+    find_untrained,
+    keeping_buffers,
+    own_name,
+    place_outside,
+)
 from contrafed.core.weights import freeze, load_pretrained
 
 MIN_SIDE_PX = 8  # pixels of the shorter side
@@ -76,8 +86,13 @@ def call_build(choice: Choice, in_channels: int, size: tuple[int, ...], num_clas
 
 
 def describe_fault(error: Exception, choice: Choice) -> str:
-    """Return the error of a model's code in one line, with type and place unless it comes from torch or from the machine."""
+    """Return the error of a model's code in one line, with type and place unless it comes from torch or from the machine.
+
+    The place is in the model's file, or in that of the network that it takes.
+    """
     line = next(iter(str(error).splitlines()), "")
+    if hasattr(choice.config, "target") and (own := place_outside(error, str(choice.module.__file__))):
+        return f"{type(error).__name__}: {line} ({own})"
     if isinstance(error, RuntimeError | MemoryError):
         return line
     where = registry.line_in(str(choice.module.__file__), error)
@@ -89,6 +104,8 @@ def check_built(choice: Choice, model: Any, num_classes: int) -> None:
     said = _explain_build(choice)
     if not isinstance(model, SplitModel):
         raise UserError(f"{said}, got {type(model).__name__}")
+    if fault := find_uninitialised(model):
+        raise UserError(f"model={choice.name}: {fault}")
     if not isinstance(model.encoder, Stages):
         raise UserError(f"{said} whose encoder is a contrafed.core.split_model.Stages, got {type(model.encoder).__name__}")
     if model.num_classes != num_classes:
@@ -115,7 +132,7 @@ def check_built(choice: Choice, model: Any, num_classes: int) -> None:
     loaded = [] if settings.pretrained is None else load_pretrained(model, settings.pretrained)
     model.notices = (*loaded, *freeze(model, settings.freeze))
     if fault := prepare_buffers(model):
-        raise UserError(f"model={choice.name}: {fault}")
+        raise UserError(f"{_key_of(choice)}: {fault}")
     model.train(model.training and not model.buffer_names)
     model.buffers_are = settings.buffers
     if model.buffers_are != "average" and not model.buffer_names:
@@ -126,29 +143,50 @@ def check_built(choice: Choice, model: Any, num_classes: int) -> None:
         raise UserError(f"{said} without layers of dropout, got {random[0]}; give SplitModel its dropout=RATE")
 
 
+def _key_of(choice: Choice) -> str:
+    """Return the beginning of an error about a network: the key that names another one."""
+    return "model.target" if hasattr(choice.config, "target") else f"model={choice.name}"
+
+
+def _check_evaluation(choice: Choice, model: SplitModel, part: str, inputs: Tensor) -> None:
+    """Raise ``UserError`` if a part of the model changes a buffer in evaluation, which all clients would share."""
+    if changed := find_changed_in_evaluation(model.get_submodule(part), inputs):
+        name = own_name(model, f"{part}.{changed}")
+        fix = "Fix: change it only if self.training"
+        raise UserError(f"{_key_of(choice)}: its forward pass changes {name} in evaluation too. {fix}")
+
+
 def _explain_build(choice: Choice) -> str:
     return f"model={choice.name}: {choice.module.__name__}.build must return a contrafed.core.split_model.SplitModel"
 
 
 def try_model(choice: Choice, model: SplitModel, images: Tensor) -> None:
-    """Raise ``UserError`` if a model cannot compute features of ``images`` (b, C, H, W)."""
+    """Raise ``UserError`` if a model cannot compute features of ``images`` (b, C, H, W), or cannot train on clients.
+
+    What it begins with stays. If its clients cannot train as a stack, ``model.one_by_one`` has the reason.
+    """
     count, width = len(images), model.embedding_size
     try:
-        with torch.no_grad():
+        with torch.no_grad(), keeping_buffers(model):
+            _check_evaluation(choice, model, "encoder", images)
             if fault := model.encoder.find_fault(torch.linspace(-1, 1, images.numel()).view_as(images)):
                 raise UserError(fault)
             encoded = model.encoder(images)
             z = model.projector(encoded)
-            changed = find_changed_constant(model, images) if model.buffer_names else ""
+            _check_evaluation(choice, model, "projector", encoded)
+            fault = find_training_fault(model, images) if model.buffer_names else ""
+            if model.buffer_names and not fault:
+                model.one_by_one = find_padding_influence(model, images)
+            untrained = find_untrained(model, images) if hasattr(choice.config, "target") and not fault else ""
     except UserError:
         raise
     except Exception as error:  # any error of layers that do not fit each other, or of a user's own
         shape = "x".join(map(str, images.shape[1:]))
         raise UserError(f"model={choice.name} cannot take images of {shape}: {describe_fault(error, choice)}") from error
-    if changed:
-        raise UserError(
-            f"model={choice.name}: its forward pass changes {changed}. Fix: keep there numbers that are floats, or one counter"
-        )
+    if fault:
+        raise UserError(f"{_key_of(choice)}: {fault}")
+    about = (f"clients train one by one, because {model.one_by_one}" if model.one_by_one else "", untrained)
+    model.notices = (*model.notices, *(f"model={choice.name}: {line}" for line in about if line))
     if z.shape != (count, width):
         wanted = f"whose classifier gets ({count}, {width}) of {count} images, got {tuple(z.shape)}"
         raise UserError(

@@ -4,7 +4,11 @@ No global generator is read or seeded. So a draw does not depend on the engine, 
 or a stop and resume. Every method sees the same clients and the same batches.
 """
 
+import contextlib
+import random
 import zlib
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,3 +31,22 @@ def torch_generator(seed: int, purpose: str, server_round: int = 0, client: int 
     """Return the torch CPU generator of (seed, purpose, round, client)."""
     state = _sequence(seed, purpose, server_round, client).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(state) & 0x7FFF_FFFF_FFFF_FFFF)
+
+
+def read_global_state() -> tuple[Any, ...]:
+    """Return the state of all global generators, torch's, NumPy's and Python's, in a form that can be compared."""
+    numpy: Any = np.random.get_state()  # noqa: NPY002, which is what must stay untouched
+    return torch.get_rng_state().numpy().tobytes(), numpy[1].tobytes(), numpy[2], random.getstate()
+
+
+@contextlib.contextmanager
+def keeping_global_state() -> Iterator[None]:
+    """Put the global generators of torch, NumPy and Python back when the block ends."""
+    numpy: Any = np.random.get_state()  # noqa: NPY002
+    ours, python = torch.get_rng_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(ours)
+        np.random.set_state(numpy)  # noqa: NPY002
+        random.setstate(python)

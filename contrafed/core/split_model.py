@@ -95,6 +95,7 @@ class SplitModel(nn.Module):
     image_size: tuple[int, int] | None = None  # (H, W) to which images are resized (model.image_size)
     frozen_names: frozenset[str] = frozenset()  # of the constants that model.freeze made
     notices: tuple[str, ...] = ()  # lines about the model that a run prints
+    one_by_one: str = ""  # why clients cannot train as a stack, or empty
 
     def __init__(
         self,

@@ -113,6 +113,12 @@ def freeze(model: Any, patterns: tuple[str, ...]) -> list[str]:
         fits = {n for n in tensors if fnmatchcase(n, pattern) or (n in own and fnmatchcase(own[n], pattern))}
         if not any(isinstance(tensors[name], nn.Parameter) for name in fits):
             names = [own.get(name, name) for name, value in tensors.items() if isinstance(value, nn.Parameter)]
+            if any(name.startswith(f"{pattern}.") for name in (*names, *tensors)):
+                raise UserError(f"model.freeze: {pattern} is a layer or part, not a parameter. Fix: {pattern}.*")
+            if pattern.startswith("!"):
+                raise UserError(
+                    f"model.freeze: {pattern} leaves out, which only shared_parts knows. Fix: what to freeze, such as encoder.*"
+                )
             line = f"model.freeze: {pattern} fits no parameter{nearest(pattern, names).removesuffix('?')}"
             raise UserError(f"{line}. Fix: a pattern of names such as {names[0]}")
         chosen |= fits

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # Mean and standard deviation by channel of ImageNet, with which torchvision's weights were trained.
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 GENERATED_PATH = "generated"  # value of dataset.path for drawn images
+MIN_DISTINCT_LABELS = 20  # of as many examples, which may be numbers of examples instead of classes
 MIN_SIDE_PX = 8  # pixels a side: the smallest image that every model accepts
 
 
@@ -143,6 +144,10 @@ def check_labels(y: np.ndarray, where: str, remedy: str) -> None:
     if not len(y):
         return
     found, low, high = len(np.unique(y)), int(y.min()), int(y.max())
+    if found == len(y) > MIN_DISTINCT_LABELS:
+        raise UserError(
+            f"{where}: each of {len(y)} examples has a label of its own. Fix: give y classes, not numbers of examples"
+        )
     if high > 10 * found + 1000:
         raise UserError(f"{where}: the largest label is {high} though only {found} occur; labels count from 0: {remedy}")
     if low < 0:

@@ -1,5 +1,6 @@
 """Say what was loaded, and find images and labels that cannot be what was meant. Every source of data comes through here."""
 
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,9 +15,14 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_SAMPLED_IMAGES = 2000  # images that are compared with each other
+MAX_SAMPLED_NUMBERS, MIN_SAMPLED_ROWS = 2**22, 20  # of values whose columns are looked at
 MIN_GREY_LEVELS = 3  # images that differ by less in every pixel are the same to a reader
 MAX_SAME = 0.5  # share of equal images above which a run warns
 MAX_NAMED_CLASSES = 5
+MAX_COMPARED_IMAGES = 200_000  # above, a search for copies takes seconds
+MAX_COPIES = 0.01  # share of images with a copy elsewhere above which a run warns
+MAX_OUTLIER = 1e4  # distance of a value from the median of its column, in widths of the middle nine tenths
+MAX_CHANNELS_PER_STEP = 4  # of signals. With more the axes may be swapped
 ORIENTATION_TAG = 0x0112  # of Exif
 
 
@@ -72,7 +78,9 @@ def check_loaded(data: Any, where: str) -> list[str]:
         raise UserError(
             f"{where}: all pixels are 0 or 1 of 255, as if scaled twice. Fix: give uint8 in 0..255 or floats in 0..1"
         )
-    lines = [*data.loaded.notes, _check_names(data.loaded.class_names, where), _check_same(data, where)]
+    lines = [*data.loaded.notes, _check_names(data.loaded.class_names, where)]
+    same, more = _check_same(data, where), {"image": _check_copies, "values": _check_values}
+    lines += [same] if same or data.kind == "tokens" else more[data.kind](data, where)
     counts = count_classes(data)
     missing, trains, tests = np.sum(list(counts.values()), axis=0) == 0, counts["train"] > 0, counts["test"] > 0
     for split, found in counts.items():
@@ -119,6 +127,48 @@ def _check_same(data: Any, where: str) -> str:
     return (
         f"{where}: {most / len(sample):.0%} of the {what} are one and the same. {fix}" if most > MAX_SAME * len(sample) else ""
     )
+
+
+def _check_copies(data: Any, where: str) -> list[str]:
+    """Return warnings about images that occur with two labels, and about held-out images that are training images too."""
+    if len(data.y) > MAX_COMPARED_IMAGES:
+        return []
+    rows = data.x.permute(0, 2, 3, 1).flatten(1).numpy()
+    held, labels = data.held_out.tolist(), data.y.tolist()
+    digests = [zlib.crc32(row) for row in rows]  # a few equal ones of other images are far below the share
+    of_label: dict[int, set[int]] = {}
+    for digest, label in zip(digests, labels, strict=True):
+        of_label.setdefault(digest, set()).add(label)
+    trained = {digest for digest, out in zip(digests, held, strict=True) if not out}
+    twice = sum(len(of_label[digest]) > 1 for digest in digests)
+    seen = sum(out and digest in trained for digest, out in zip(digests, held, strict=True))
+    lines = []
+    if twice > MAX_COPIES * len(labels):
+        lines.append(f"{where}: {twice} images occur with two labels or more. Fix: keep each in one class")
+    if seen > MAX_COPIES * max(sum(held), 1):
+        said = f"{seen} of {sum(held)} images for testing or validation are training images too, so that scores are too high"
+        lines.append(f"{where}: {said}. Fix: keep each in one split")
+    return lines
+
+
+def _check_values(data: Any, where: str) -> list[str]:
+    """Return warnings about a value far from all others of its column, and about signals whose axes may be swapped."""
+    x, lines = data.x, []
+    rows = max(MIN_SAMPLED_ROWS, min(len(x), MAX_SAMPLED_IMAGES, MAX_SAMPLED_NUMBERS // x[0].numel()))
+    sample = x[torch.linspace(0, len(x) - 1, rows).long()].flatten(1).numpy()
+    low, middle, high = (torch.from_numpy(row).double() for row in np.quantile(sample, (0.05, 0.5, 0.95), axis=0))
+    ends = torch.stack(x.flatten(1).aminmax(dim=0)).double()
+    far = ((ends - middle).abs() > MAX_OUTLIER * (high - low)) & (high > low)
+    if far.any():
+        column = int(far.any(0).nonzero()[0])
+        value = float(ends[:, column][far[:, column]][0])
+        said = f"a value of column {column} is {value:.3g}, and most are between {low[column]:.3g} and {high[column]:.3g}"
+        lines.append(f"{where}: {said}. Fix: leave it out, if it stands for a missing one")
+    if x.dim() == 3 and x.shape[1] > MAX_CHANNELS_PER_STEP * x.shape[2]:
+        channels, steps = x.shape[1:]
+        fix = f"Fix: x.transpose(0, 2, 1), if there are {steps} signals of {channels} steps"
+        lines.append(f"{where}: each example has {channels} signals of {steps} steps. {fix}")
+    return lines
 
 
 def _name(data: Any, chosen: np.ndarray) -> str:

@@ -45,8 +45,11 @@ def stack_size_for(wanted: StackSize, workspace: Workspace) -> int:
     """Return how many clients train as one stack: ``wanted``, or by default 1 on a CPU and all on a GPU.
 
     ``flower`` and devices have no stacks, so the default on a CPU is what all engines can do with the same bytes. A stack that
-    does not fit on a GPU is halved when it fails. ``auto`` is a pure function of the model and the device.
+    does not fit on a GPU is halved when it fails. ``auto`` is a pure function of the model and the device. Padded
+    batches would change what some networks learn. Those have no stack.
     """
+    if workspace.model.one_by_one:
+        return 1
     if isinstance(wanted, int):
         return wanted
     if workspace.device.type != "cpu":

@@ -111,7 +111,7 @@ class BatchRunner:
             answers = [reply for i in rows if (reply := replies[i]) is not None and not reply.has_error()]
             if not self.told and len(answers) == len(rows):
                 self.told = True
-                if "vmap" in said:  # it refuses the method's code in every stack
+                if "vmap" in said or "Batching rule" in said:  # it refuses the method's code in every stack
                     self.stack_size = 1
                 note = f"clients were run one by one, since as a stack, which is faster, they raise {said}"
                 answers[0].content[codec.CONFIG] = ConfigRecord({**codec.config_of(answers[0]), codec.NOTE: note})

@@ -52,13 +52,13 @@ class Selection:
             "validation": self._count(members.validation_sizes, validation_examples, run, members, scored.on_validation),
             "test": self._count(members.test_sizes, test_examples, run, members, False),
         }
-        if run.select_on == "validation" and not available["validation"]:
-            own = self.scope == "personal"
+        alone = not strategy.has_global_model and not scored.clients
+        if run.select_on == "validation" and (alone or not available["validation"]):
+            own = self.scope == "personal" or alone
             lack = f"strategy={run.client.strategy.name} has personal models, and no client has" if own else "the run has no"
             keys = "partition.validation_fraction" + ("" if own else " or dataset.validation_fraction")
             raise UserError(f"select_on=validation: {lack} validation data. Fix: set {keys}")
         self.split = run.select_on or ("validation" if available["validation"] else "test")
-        alone = not strategy.has_global_model and not scored.clients
         ending = next((key for key in ENDINGS if getattr(run, key) is not None), None)
         if ending and (alone or not available[self.split]):
             reason = "eval_clients=false leaves no model to score" if alone else f"there are no {self.split} images"

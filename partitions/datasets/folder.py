@@ -56,6 +56,8 @@ def load(config: Config, name: str, allow_empty: bool = False) -> ImageData:
         UserError: If the folder has no such layout.
     """
     root = Path(str(config.path)).expanduser()
+    if root.is_file():
+        raise UserError(f"dataset.path: {root} is a file. Fix: unpack it, or name its folder. dataset=npz takes an npz file")
     if not root.is_dir():
         raise UserError(f"dataset.path: there is no folder {root}")
     splits = _find_splits(root)
@@ -70,7 +72,9 @@ def load(config: Config, name: str, allow_empty: bool = False) -> ImageData:
     for number, name in enumerate(name for name in ("test", "val") if name in splits):
         x, y, found = _read(splits[name], config, allow_empty, loaded)
         if not set(found) <= set(classes):
-            raise UserError(f"{root}: class '{min(set(found) - set(classes))}' is in {splits[name].name} but not in train")
+            more = min(set(found) - set(classes))
+            where = f"class '{more}' is in {splits[name].name} but not in train"
+            raise UserError(f"{root}: {where}. Fix: equal names in all splits")
         parts.append((x, np.array([classes.index(c) for c in found])[y]))
         split = np.concatenate([split, np.full(len(y), number + 1)])
     x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
@@ -137,7 +141,9 @@ def _read(root: Path, config: Config, allow_empty: bool, loaded: Loaded) -> tupl
 
     classes = list_classes(root)
     if not classes:
-        raise UserError(f"{root} is no folder of class folders with images")
+        raise UserError(
+            f"{root} is no folder of class folders with images. Fix: put the images of each class in a folder of its name"
+        )
     _count_loose(root, loaded)
     size, mode = config.image_size, "L" if config.grayscale else "RGB"
     images, labels = [], []
@@ -145,7 +151,8 @@ def _read(root: Path, config: Config, allow_empty: bool, loaded: Loaded) -> tupl
         paths = _list_images(root / name, loaded)
         if not paths and not allow_empty:
             raise UserError(
-                f"{root / name}: the class has no image; skipped file endings: {', '.join(loaded.skipped) or 'none'}"
+                f"{root / name}: the class has no image; skipped file endings: {', '.join(loaded.skipped) or 'none'}. "
+                "Fix: remove the folder if it is no class"
             )
         for path in paths:
             try:

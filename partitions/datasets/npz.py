@@ -14,9 +14,11 @@ from contrafed.data.loaded import Loaded
 from contrafed.data.values import make_values
 
 ARRAYS = ("x", "y", "split", "owner")
-
+TABLES = (".csv", ".tsv", ".xlsx", ".parquet", ".pq", ".arff")
 
 HALF_LEVEL = 0.4 / 255  # by which float pixels may be outside of [0, 1], since they round into it
+MAX_ROUNDING = 0.01  # of a column's values in 32 bits, in its standard deviations
+SPECTRA = "x.transpose(0, 3, 1, 2) with dataset.kind=values, which mlp takes"
 OTHERWISE = "Fix: scale them, or set dataset.kind=values if these are no images"
 
 
@@ -46,6 +48,9 @@ def load(config: Config, name: str) -> ImageData:
     path = Path(str(config.path)).expanduser()
     if path.is_dir():
         raise UserError(f"{path} is no readable npz file but a folder, which dataset=folder takes")
+    if path.suffix.lower() in TABLES and path.is_file():
+        fix = "Fix: read it with pandas, and save numbers and labels by numpy.savez(FILE, x=, y=)"
+        raise UserError(f"{path} is no readable npz file but a table. {fix}")
     if path.is_file() and not zipfile.is_zipfile(path):
         raise UserError(f"{path} is no readable npz file but something else, or cut; numpy.savez(FILE, x=, y=) writes one")
     x, y, split, owner, spare = _read_arrays(path)
@@ -70,6 +75,9 @@ def load(config: Config, name: str) -> ImageData:
     try:
         if kind != "image":
             return make_values(_check_dtype(x, kind), y, test, config.num_classes, owner, validation, loaded)
+        if x.ndim == 4 and x.shape[3] not in (1, 3) and x.shape[1] not in (1, 3):
+            fix = f"Fix: {'x[..., :3] without transparency, or ' if x.shape[3] == 4 else ''}{SPECTRA}"
+            raise UserError(f"images have 1 or 3 channels, got {x.shape[1]}x{x.shape[2]} with {x.shape[3]}. {fix}")
         return make_images(_as_bytes(x, path), y, test, config.num_classes, owner, loaded, validation)
     except UserError as error:
         raise error if str(path) in str(error) else UserError(f"{path}: {error}") from None
@@ -120,7 +128,17 @@ def _check_dtype(x: np.ndarray, kind: str) -> np.ndarray:
     if x.ndim < 2 or x.dtype.kind not in ("iu" if kind == "tokens" else "biuf"):
         wanted = "whole numbers (N, n)" if kind == "tokens" else "numbers (N, ...)"
         raise UserError(f"x must be {wanted} for dataset.kind={kind}, got {x.dtype} {x.shape}")
-    return x if kind == "tokens" else x.astype(np.float32)
+    if kind == "tokens":
+        return x
+    with np.errstate(over="ignore", invalid="ignore"):  # infinite numbers are reported later
+        found = x.astype(np.float32)
+        lost, spread = np.abs(found - x).max(0).ravel(), x.std(0, dtype=np.float64).ravel()
+        coarse = np.isfinite(lost) & (lost > MAX_ROUNDING * spread) & (spread > 0)
+    if coarse.any():
+        column = int(coarse.argmax())
+        where = f"column {column}, of values as {found.reshape(len(x), -1)[0, column]:.3g}"
+        raise UserError(f"x: 32 bits cannot hold the differences within {where}. Fix: subtract the column's smallest value")
+    return found
 
 
 def _as_bytes(x: np.ndarray, path: Path) -> np.ndarray:

@@ -1,0 +1,202 @@
+"""Try a network on a few examples: what its forward passes must leave as it is, and whether clients can train as a stack."""
+
+import contextlib
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from contrafed.core.buffers import MaskedBatchNorm
+from contrafed.core.registry import short_place
+from contrafed.core.tensors import Tensors
+
+REAL, PADDED = 6, 2  # examples of a tried batch
+OTHER = 0.1  # relative difference of two counts that are not equal
+
+
+@contextlib.contextmanager
+def keeping_buffers(module: nn.Module) -> Iterator[None]:
+    """Put a module's buffers back when the block ends, so that a trial changes nothing that a run begins with."""
+    kept = [
+        (home._buffers, leaf, value, value.clone())
+        for home in module.modules()
+        for leaf, value in home._buffers.items()
+        if value is not None
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for table, leaf, value, before in kept:
+                table[leaf] = value.copy_(before)
+
+
+def find_changed(module: nn.Module, before: Tensors) -> str:
+    """Return the name of a buffer that is another one than ``before``, empty if none is."""
+    now = dict(module.named_buffers())
+    return next((n for n, v in before.items() if n not in now or now[n].shape != v.shape or not torch.equal(now[n], v)), "")
+
+
+def copy_buffers(module: nn.Module) -> Tensors:
+    """Return copies of a module's buffers by name."""
+    return {name: value.clone() for name, value in module.named_buffers()}
+
+
+def has_own_buffers(module: nn.Module) -> bool:
+    """Return whether a layer that has buffers, or other tensors as constants, is neither torch's nor Contrafed's."""
+    own = (layer for layer in module.modules() if not type(layer).__module__.startswith(("torch.nn.", "contrafed.")))
+    return any(layer._buffers for layer in own)
+
+
+def find_changed_in_evaluation(module: nn.Module, x: Tensor) -> str:
+    """Return the name of a buffer that a pass in evaluation mode over ``x`` changes, empty if none does."""
+    if not has_own_buffers(module):
+        return ""
+    before = copy_buffers(module)
+    with keeping_buffers(module):
+        with contextlib.suppress(Exception):  # such as a wrong head's, which a later pass reports with its reason
+            module.eval()(x)
+        return find_changed(module, before)
+
+
+def list_numbers(module: nn.Module) -> dict[str, Any]:
+    """Return the plain numbers, and the lengths of lists, that the layers of an author keep, by name."""
+    found: dict[str, Any] = {}
+    for path, layer in module.named_modules():
+        if type(layer).__module__.startswith(("torch.nn.", "contrafed.")):
+            continue
+        for key, value in vars(layer).items():
+            number = len(value) if isinstance(value, list) else value
+            if isinstance(number, int | float) and key != "training" and not key.startswith("_"):
+                found[f"{path}.{key}" if path else key] = number
+    return found
+
+
+def find_changed_number(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """Return the name of a number that two passes over the same examples changed, empty if none did."""
+    return next((name for name, value in after.items() if name in before and before[name] != value), "")
+
+
+def find_uninitialised(module: Any) -> str:
+    """Return what is wrong with a layer whose class does not call ``super().__init__()``, with its line, or nothing."""
+    layers = [module]
+    for layer in layers:
+        if "_modules" not in vars(layer):
+            code = getattr(type(layer).__init__, "__code__", None)
+            where = "" if code is None else f" ({short_place(code.co_filename, code.co_firstlineno)})"
+            return f"{type(layer).__name__}.__init__ does not call super().__init__(){where}. Fix: call it first"
+        layers += [each for each in layer._modules.values() if each is not None]
+    return ""
+
+
+def find_hidden_layers(module: nn.Module) -> tuple[str, type, str] | None:
+    """Return the name, the layer's class and the attribute of layers or parameters in a plain list or dictionary, or None."""
+    for path, layer in module.named_modules():
+        for key, value in vars(layer).items():
+            inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+            if not key.startswith("_") and any(isinstance(each, nn.Module | nn.Parameter) for each in inside):
+                return f"{path}.{key}" if path else key, type(layer), key
+    return None
+
+
+def find_untrained(model: Any, images: Tensor) -> str:
+    """Return a line about parameters of a ``SplitModel``'s encoder that get no gradient, empty if all get one."""
+    names = [name for name, _ in model.encoder.named_parameters()]
+    leaves = {f"encoder.{name}": value.detach().requires_grad_() for name, value in model.encoder.named_parameters()}
+    with torch.enable_grad(), model.holding(leaves):
+        total = model.encoder(images[:1]).sum()
+    grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True) if total.requires_grad else [None] * len(names)
+    unused = [own_name(model, name) for name, grad in zip(leaves, grads, strict=True) if grad is None]
+    if not unused:
+        return ""
+    return (
+        f"{len(unused)} of {len(names)} tensors never train, such as {unused[0]}, because the output has no gradient for them"
+    )
+
+
+def place_outside(error: Exception, models: str) -> str:
+    """Return the innermost place of an error outside of torch, of this package and of the folder of ``models``, or nothing."""
+    inside = (Path(torch.__file__).parent, Path(__file__).resolve().parent.parent, Path(models).resolve().parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not any(Path(frame.filename).resolve().is_relative_to(each) for each in inside)]
+    return short_place(own[-1].filename, own[-1].lineno) if own else ""
+
+
+class Pass(NamedTuple):
+    """A pass in training mode: the representations of the real examples, the buffers after it, and what it did to them."""
+
+    z: Tensor
+    buffers: Tensors
+    assigned: str  # a buffer that became another tensor
+    with_graph: str  # a buffer that keeps the graph of its gradient
+
+
+def train_once(model: Any, x: Tensor, mask: Tensor) -> Pass:
+    """Pass ``x`` through a ``SplitModel`` in training mode, on copies of its tensors."""
+    names = model.buffer_names
+    model.trained_parts = frozenset(name.partition(".")[0] for name in names)
+    copies = {name: value.detach().clone() for name, value in model.tensors().items()}
+    with torch.enable_grad(), model.holding(copies), model.training_on(mask):
+        for name, value in copies.items():
+            value.requires_grad_(name not in names)
+        z = model.represent(x)
+        held = model.tensors()
+        assigned = next((name for name in sorted(names) if held[name] is not copies[name]), "")
+    model.trained_parts = frozenset()
+    graph = next((name for name in sorted(names) if copies[name].requires_grad), "")
+    return Pass(z.detach()[mask > 0], {name: copies[name].detach() for name in sorted(names)}, assigned, graph)
+
+
+def make_noise(like: Tensor, count: int, start: float = 0.0) -> Tensor:
+    """Return ``count`` examples of fixed noise in the form of ``like`` (b, ...). Tokens are 0 and 1."""
+    shape = (count, *like.shape[1:])
+    numbers = torch.arange(float(torch.Size(shape).numel())).add(start).mul(12.9898).sin().mul(437.5).frac().view(shape)
+    return numbers.to(like) if like.is_floating_point() else (numbers > 0).to(like)
+
+
+def find_training_fault(model: Any, images: Tensor) -> str:
+    """Return what a ``SplitModel`` does to its buffers in training that clients cannot keep, with a fix."""
+    before, count = copy_buffers(model), REAL if has_own_buffers(model) else 2
+    tried = train_once(model, make_noise(images, count), torch.ones(count))
+    if name := find_changed(model, before):
+        return f"its forward pass changes {own_name(model, name)}. Fix: keep there numbers that are floats, or one counter"
+    if tried.assigned:
+        name = own_name(model, tried.assigned)
+        fix = f"Fix: in place, such as self.{name.rpartition('.')[2]}.copy_(value)"
+        return f"its forward pass assigns {name}, so that the new value is lost. {fix}"
+    if tried.with_graph:
+        name = own_name(model, tried.with_graph)
+        return f"its forward pass leaves a graph in {name}. Fix: change buffers under torch.no_grad()"
+    return ""
+
+
+def find_padding_influence(model: Any, images: Tensor) -> str:
+    """Return why padded examples have an influence in training, or nothing. With a reason clients cannot be a stack.
+
+    BatchNorm leaves padded examples out. Own layers that learn from a batch cannot.
+    """
+    if all(isinstance(layer, MaskedBatchNorm) for _, layer in model._layers_with_buffers):
+        return ""
+    real, padding = make_noise(images, REAL), [make_noise(images, PADDED, start) for start in (0.1, 0.7)]
+    mask = torch.ones(REAL)
+    alone = train_once(model, real, mask).buffers
+    one, other = (train_once(model, torch.cat([real, each]), torch.cat([mask, torch.zeros(PADDED)])) for each in padding)
+    for name, value in alone.items():
+        counts = not value.dim() and not torch.isclose(value, one.buffers[name], rtol=OTHER, atol=0)
+        if counts or _differ(one.buffers[name], other.buffers[name]):
+            return f"{own_name(model, name)} learns from a whole batch, which is padded in a stack"
+    if _differ(one.z, other.z):
+        return "examples of a batch have influence on each other in training, and batches are padded in a stack"
+    return ""
+
+
+def own_name(model: Any, name: str) -> str:
+    """Return a tensor's name in the network that a ``SplitModel`` is made of."""
+    return next((theirs for theirs, ours in model.own_names.items() if ours == name), name)
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    return not torch.equal(one.nan_to_num(), other.nan_to_num())
