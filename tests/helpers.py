@@ -30,6 +30,7 @@ from contrafed.training.workspace import Workspace, install, uninstall
 METHODS = ("fedavg", "fedprox", "moon", "fedau", "pmfl", "fedrcl")
 # Methods of every kind: with client state, personal parts, tables, uploaded updates, control variates and choices of clients.
 SEVERAL = ("fedavg", "pmfl", "fedcrl", "fedproto", "scaffold", "fedala", "mpfedcon", "fedppo")
+TWO_STEPS = ("strategy.local.iterations=2", "strategy.local.epochs=null")  # of a run whose training needs no more
 # Participants of the golden runs, with clients counted from 0.
 FULL_COHORTS, PATTERN = [[0, 1, 2]] * 5, [[0, 1], [1], [0, 2], [], [1, 2]]
 
@@ -98,6 +99,13 @@ def make_local_training(**changes):
     defaults = OmegaConf.to_container(OmegaConf.merge(*files))
     del defaults["defaults"]  # Hydra's list
     return LocalTraining(**defaults | {"augment": ()} | changes)
+
+
+def few_steps(strategy, given=()):
+    """Return a strategy's settings with at most two local steps, or one local epoch, where a test has ``given`` no number."""
+    most = {"iterations": 2, "epochs": 1}
+    few = {key: min(value, most[key]) for key, value in strategy["local"].items() if key in most and value is not None}
+    return strategy if most.keys() & set(given) else strategy | {"local": strategy["local"] | few}
 
 
 class Schedule:
@@ -246,7 +254,7 @@ def digits_run(
     config = config_of(f"strategy={name}", f"num_clients={clients}", f"model={model}", "partition.min_client_size=5")
     if model == "mlp":
         config["model"]["hidden"] = [16]
-    config["strategy"] = strategy_settings(name, **changes)
+    config["strategy"] = few_steps(strategy_settings(name, **changes), changes.get("local", ()))
     workspace = workspace_of(config, dtype=dtype)
     workspace.client_class = client_class or workspace.client_class
     participation = Schedule(schedule or [range(clients)] * num_rounds)

@@ -57,7 +57,7 @@ def write_problem(folder):
 
 def small_steps(config, **local):
     """Return the configuration with batches of 8 and short last ones, so that clients take different numbers of steps."""
-    local = {"epochs": config["strategy"]["local"]["epochs"] or 1, "iterations": None, "batch_size": 8} | local
+    local = {"epochs": min(config["strategy"]["local"]["epochs"] or 1, 2), "iterations": None, "batch_size": 8} | local
     return config | {"strategy": config["strategy"] | {"local": config["strategy"]["local"] | local}}
 
 

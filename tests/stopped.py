@@ -1,7 +1,7 @@
 """A small run that stops in the middle of a round, with checkpoints, and what a finished one leaves."""
 
 import pytest
-from helpers import config_of, same
+from helpers import TWO_STEPS, config_of, same
 from safetensors.torch import load_file
 
 from contrafed.runs.output import RoundLog
@@ -10,6 +10,7 @@ from contrafed.runs.run import run
 SMALL_RUN = (
     "engine=local", "num_clients=8", "num_rounds=7", "eval_every=2", "model=mlp", "model.hidden=[8]", "model.projection=[6]",
     "partition.test_fraction=0.2", "participation=markovian", "participation.mean_probability=0.5", "participation.p01=0.5",
+    *TWO_STEPS,
 )  # fmt: skip
 
 

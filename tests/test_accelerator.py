@@ -182,7 +182,7 @@ def test_a_stack_that_does_not_fit_is_halved_and_stays_so(monkeypatch, place, wh
     tried, method = [], getattr(place, where)
 
     def small(client, *args):
-        if where != "_prepare_contrast" or args[-1].number == 2:
+        if where != "_prepare_contrast" or args[-1].number == 1:
             tried.append(len(client.clients))
             if len(client.clients) > 3:
                 raise error
@@ -227,7 +227,7 @@ def test_what_clients_remember_comes_from_the_host_as_a_stack():
     counts = []
     for clients in (3, 5):
         with accelerator():
-            config = config_of("strategy=pmfl", "num_clients=20", "model=cnn_pmfl", "model.hidden=[8]")
+            config = config_of("strategy=pmfl", "num_clients=20", "model=mlp", "model.hidden=[8]")
             workspace = workspace_of(config, device=NAME)
             received = [{f"model/{name}": value for name, value in workspace.initial.items()}] * clients
             updates = workspace.client_class(workspace, range(clients)).update(received, 1)

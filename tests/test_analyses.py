@@ -290,6 +290,7 @@ def test_a_runs_traffic_is_its_formula(logged_runs):
     assert {found.number(f"bytes_{way}_per_client") for way in ("down", "up")} == {4 * summary["parameters"]}
 
 
+@pytest.mark.figures
 def test_an_embedding_of_a_run(logged_runs):
     _, folder, _ = logged_runs
     assert embedding.main([str(folder), "--points", "60"]) == 0

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 
 from messages import ROOT
 
@@ -19,6 +20,7 @@ def sources(*folders):
 FRAMEWORK = sources("contrafed")
 HOUSE = [*FRAMEWORK, *sources(*LEAVES), *sorted(ROOT.glob("*.py"))]
 ALL_FILES = sorted({*HOUSE, *sources("benchmarks", "conf", "docs", "tests", "hydra_plugins")})
+parse = cache(lambda path: ast.parse(path.read_text(encoding="utf-8")))
 
 
 def module_of(path):
@@ -35,7 +37,7 @@ def room_of(module):
 
 def list_imports(path):
     """Return every import of a file with its line, also those in functions and for types."""
-    for item in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for item in ast.walk(parse(path)):
         if isinstance(item, ast.Import):
             yield from ((alias.name, item.lineno) for alias in item.names)
         elif isinstance(item, ast.ImportFrom):
@@ -92,7 +94,7 @@ def test_no_file_is_too_long():
 def test_no_function_is_too_long():
     found = {}
     for path in [*HOUSE, *sources("benchmarks", "docs")]:
-        for item in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for item in ast.walk(parse(path)):
             if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef):
                 length = (item.end_lineno or 0) - item.lineno + 1
                 if length > LINES_OF_A_FUNCTION:
@@ -103,7 +105,7 @@ def test_no_function_is_too_long():
 def functions_of(path):
     """Return the functions of a file, those of a class as CLASS.NAME."""
     found = set()
-    for item in ast.parse(path.read_text(encoding="utf-8")).body:
+    for item in parse(path).body:
         inside = item.body if isinstance(item, ast.ClassDef) else [item]
         prefix = f"{item.name}." if isinstance(item, ast.ClassDef) else ""
         found |= {prefix + function.name for function in inside if isinstance(function, ast.FunctionDef)}
@@ -127,7 +129,7 @@ def documented_arguments(function):
 def test_documented_arguments_exist():
     unknown, count = [], 0
     for path in ALL_FILES:
-        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for function in ast.walk(parse(path)):
             if isinstance(function, ast.FunctionDef):
                 found = function.args
                 arguments = {

@@ -77,7 +77,7 @@ def probe(data, bases):
     assert refused or action == "replace" or place[0] == "dataset", (place, action)
 
 
-@PROBE_SETTINGS
+@settings(PROBE_SETTINGS, max_examples=20)
 @given(st.data())
 def test_a_wrong_value_anywhere_is_one_line(data):
     probe(data, CHOICES[::3])

@@ -122,6 +122,7 @@ def start_run(folder, *overrides):
     return process
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_its_reader_is_gone(tmp_path):
     process = start_run(tmp_path / "run", "num_rounds=8", "eval_every=1")
     _, errors = process.communicate(timeout=300)
@@ -130,7 +131,6 @@ def test_a_run_goes_on_when_its_reader_is_gone(tmp_path):
     assert (summary["status"], summary["rounds"]) == ("finished", 8)
 
 
-@pytest.mark.slow
 def test_ctrl_c_that_ends_the_reader_too_leaves_everything_written(tmp_path):
     # The remaining output is written at the end.
     process = start_run(tmp_path / "run", "num_rounds=100000", "eval_every=100000")

@@ -1,5 +1,6 @@
 """The three engines give the same numbers."""
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import torch
 from helpers import config_of, read_rows, slow, workspace_of
 from safetensors.torch import load_file
 from tiny import HALF_AVAILABLE, TINY_RUN, engines_agree, equals_local, run_tiny, tiny_workspace
+from torch.func import functional_call
 
 from contrafed.engines import flower, shared_memory
 from contrafed.runs.run import run
@@ -57,8 +59,6 @@ FEATURES = {
     **{f"late {late}": (*SLOW_CLIENTS, f"participation.late={late}") for late in ("drop", "stale", "partial")},
     **{f"buffer of {method}": (*BUFFERED, f"strategy={method}") for method in ("fedavg", "fedper")},
 }
-
-
 ENGINES = {feature: ("ray",) if "buffer" in feature else ("ray", "flower") for feature in FEATURES}  # test_refusals.py
 
 
@@ -86,9 +86,6 @@ def test_evaluation_in_parallel_shards_equals_one_pass():
 
 def test_training_accuracy_is_that_of_the_model_that_is_tested(tmp_path):
     """With more than one shard of training data, scores must equal those of the saved model."""
-
-    from torch.func import functional_call
-
     config = config_of("engine=local", "model=cnn_pmfl", "eval_train=true", "num_rounds=3", f"output_dir={tmp_path}/run")
     folder = run(config)["folder"]
     workspace = workspace_of(config)
@@ -133,7 +130,7 @@ def test_flower_ends_before_ctrl_c_is_raised(monkeypatch):
 @pytest.mark.parametrize(
     ("engine", "how"),
     [
-        ("local", signal.SIGINT),
+        slow("local", signal.SIGINT),
         slow("ray", signal.SIGINT),
         slow("flower", signal.SIGINT),
         slow("ray", signal.SIGTERM),  # Ray takes this signal's handler
@@ -152,8 +149,6 @@ def test_ctrl_c_leaves_everything_written(tmp_path, engine, how):
     _, errors = process.communicate(timeout=600)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
-    import json
-
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "interrupted"
     assert summary["rounds"] >= 5

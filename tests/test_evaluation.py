@@ -266,7 +266,7 @@ def test_what_is_evaluated_after_local_work_leaves_no_trace(name):
         assert any(torch.equal(value, (own | again.client_state)[key]) for key in kept_as)
 
 
-@pytest.mark.parametrize("asked", ["fedavg", *(f"{name} strategy.local.epochs=1" for name in ("moon", "fedproc"))])
+@pytest.mark.parametrize("asked", ["fedavg", "moon strategy.local.epochs=1", slow("fedproc strategy.local.epochs=1")])
 def test_a_lone_clients_is_the_global_model_of_the_next_round(asked, tmp_path):
     """Its batches, its learning rate, and the server's broadcast are those of the next round."""
     one = (

@@ -21,7 +21,7 @@ BASES = [name for name in registry.choices("experiment") if name.endswith("base"
 
 
 @pytest.mark.parametrize("every", [False, slow(True)], ids=["some", "every"])
-@pytest.mark.parametrize("experiment", [name if name in ("fedcrl/base", "mpfedcon/base") else slow(name) for name in BASES])
+@pytest.mark.parametrize("experiment", [name if name == "fedcrl/base" else slow(name) for name in BASES])
 def test_an_experiment_has_the_same_training_for_every_method(experiment, every):
     """Without ``every``: for the methods that it treats in their own way, and a few others."""
     file = "fedcrl/base" if experiment == "fedcosr/base" else experiment

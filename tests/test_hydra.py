@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import yaml
-from helpers import check_overrides, config_of
+from helpers import check_overrides, config_of, slow
 from messages import ROOT
 
 from contrafed.config.checks import SECTIONS
@@ -116,7 +116,7 @@ def test_what_is_shown_is_what_runs(call_command, tmp_path, monkeypatch):
         (("--info", "searchpath"), "conf"),
         (("--info", "defaults"), "strategy/pmfl"),
         (("--info", "plugins"), "contrafed_sweeper"),
-        (("--shell-completion", "install=bash"), "COMPREPLY"),
+        slow(("--shell-completion", "install=bash"), "COMPREPLY"),
         (("--hydra-help",), "--shell-completion"),
         (("strategy=moon", "--cfg", "job", "strategy.temperature=0.3"), "temperature: 0.3"),
     ],

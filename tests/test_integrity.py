@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers import config_of, slow
 from stopped import equal, outcome, run_small
+from test_deployment import wait_for
 
 from contrafed.core.errors import RunStopped, UserError
 from contrafed.engines.client_state import ClientStateStore
@@ -79,6 +80,7 @@ def disturb_run(folder, change, *overrides):
 
     def on_round(server_round, values):
         if server_round == 5:
+            wait_for("the checkpoint, which a thread writes", (folder / "checkpoints" / "000004").exists)
             change()
 
     with pytest.raises(RunStopped) as caught:

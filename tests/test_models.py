@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import config_of, make_local_training, workspace_of
+from helpers import config_of, make_local_training, slow, workspace_of
 from omegaconf import OmegaConf
 from torch import nn
 from torch.func import functional_call, vmap
@@ -175,7 +175,7 @@ def test_shufflenet_shuffles_channels_between_its_groups():
     assert (x.grad.sum((0, 2, 3)).view(3, 8) > 0).all(1).tolist() == [True, True, False]  # two of its group's channels
 
 
-@pytest.mark.parametrize("name", [*SMALL_MODELS, "resnet18", "squeezenet", "shufflenet", "mobilenet_v2", "vgg9"])
+@pytest.mark.parametrize("name", [*SMALL_MODELS, "resnet18", "squeezenet", "shufflenet", slow("mobilenet_v2"), "vgg9"])
 def test_a_stack_of_three_equals_one_by_one(name):
     small = {"resnet18": {"width": 4}}.get(name, {})
     model = make(name, 1, 8, **small).double()

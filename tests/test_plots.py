@@ -77,6 +77,7 @@ def test_curves_show_mean_and_band():
     assert get_panel(figure, 1).get_title() == "cyclic"
 
 
+@pytest.mark.figures
 def test_a_name_with_dollars_is_drawn_as_it_is(tmp_path):
     name = r"cost $\frac{1}$"
     for figure in (
@@ -136,6 +137,7 @@ def test_dots_of_many_settings_are_told_apart():
     assert len(set(looks)) == len(set(handles)) == 15
 
 
+@pytest.mark.figures
 def test_png_and_pdf(tmp_path):
     figure = plots.draw("curves", {"": {"mpfedcon": [[(1, 10.0), (2, 90.0)]]}}, "one", "round", "accuracy (%)")
     png, pdf = plots.save(figure, tmp_path / "figure.v1")

@@ -295,7 +295,7 @@ def replace_reply(monkeypatch, how):
     monkeypatch.setattr(FederatedStrategy, "aggregate_train", aggregate_train)
 
 
-@pytest.mark.parametrize("method", [slow("fedavg"), slow("fedau"), "pmfl", slow("fednova"), slow("fedproto"), "fedcrl"])
+@pytest.mark.parametrize("method", [slow("fedavg"), slow("fedau"), "pmfl", slow("fednova"), slow("fedproto"), slow("fedcrl")])
 def test_a_reply_that_does_not_count_leaves_the_model_that_zeros_leave(tmp_path, method):
     """Otherwise the noise or the weights would reveal it."""
     how = (f"strategy={method}", "engine=local", "engine.stack_size=1", "privacy=central", "privacy.seeded_noise=true")

@@ -229,7 +229,6 @@ def test_where_columns_have_one_method_settings_are_ranked(tmp_path, monkeypatch
     assert comparison.correlations() == [(("SVHN", "test_accuracy", "pmfl"), pytest.approx(0.5), 3)]
     assert "* SVHN test_accuracy pmfl: 0.50 (3 cells)" in tables.comparison_text(comparison)
     # Nor is what is ranked one line of a page, as one method is that is ranked among nothing.
-    monkeypatch.setattr(results_pages.plots, "save", lambda figure, stem: [stem.with_suffix(".png"), stem.with_suffix(".pdf")])
     results.keep(find([tmp_path]), tmp_path / "results", "tried")
     results_pages.write_results_pages(tmp_path)
     assert "| SVHN test accuracy PMFL | 0.50 | 3 |" in (tmp_path / "docs" / "results" / "tried.md").read_text()
@@ -237,7 +236,6 @@ def test_where_columns_have_one_method_settings_are_ranked(tmp_path, monkeypatch
 
 def test_a_paper_s_table_with_one_method_of_ours_is_a_row_for_each_cell(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(results_pages.plots, "save", lambda figure, stem: [stem.with_suffix(".png"), stem.with_suffix(".pdf")])
     cells = [{"setting": "bernoulli", "metric": f"{part}_accuracy", "value": "accuracy_final"} for part in ("test", "train")]
     for name, lr, count in (("pmfl", [], 1), ("fedau", [], 1), ("mifa", ["server_lr=2"], 1), ("fedvarp", ["server_lr=3"], 2)):
         published = {"paper": "pmfl", "table": "I", "dataset": "SVHN", "method": name, "cells": cells[:count]}

@@ -109,6 +109,7 @@ class Full(contrafed.engines.ray.Worker):
         raise UserError("the images take 3 GB")
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_start_says_why_in_one_line(tmp_path, use_worker):
     use_worker(Full)
     with pytest.raises(UserError, match=r"^the images take 3 GB$"):

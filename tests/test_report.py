@@ -108,6 +108,7 @@ def test_markdown_and_latex(sweep):
     assert table.csv == "a_b,x\np|q,1.5\n"
 
 
+@pytest.mark.figures
 def test_tables_and_figures_of_a_folder(sweep, capsys):
     status, out, _ = answer(capsys, sweep, "--title", "a sweep")
     assert status == 0
@@ -264,7 +265,6 @@ def test_results_alone_give_the_same_tables(sweep, monkeypatch, capsys):
 
 def test_results_are_added_to(sweep, monkeypatch, capsys):
     monkeypatch.chdir(sweep.parent)
-    monkeypatch.setattr(results_pages.plots, "save", lambda figure, stem: [stem.with_suffix(".png"), stem.with_suffix(".pdf")])
     answer(capsys, "--results", "sweep")
     write_run(Path("more/moon-full-2"), (0.1, 0.5, 0.7), **method("moon", seed=2))
     status, _, _ = answer(capsys, "--results", "more", "--name", "sweep")
@@ -332,6 +332,7 @@ def test_what_is_kept_names_no_place_on_a_disk(tmp_path):
     assert stored.config["changed"] == ["dataset.path=cifar10.npz", "seed=1"]
 
 
+@pytest.mark.figures
 def test_a_sweep_leaves_a_table_and_a_figure(sweep, capsys):
     leave(sweep, sorted(path for path in sweep.iterdir()))
     assert "sweep.md, sweep.png" in capsys.readouterr().out

@@ -17,7 +17,7 @@ import flwr
 import numpy as np
 import pytest
 import torch
-from helpers import read_rows
+from helpers import read_rows, slow
 from matplotlib import image
 from safetensors import safe_open
 
@@ -246,7 +246,7 @@ def ink(path):
     return float((image.imread(path)[..., :3] < 0.98).any(-1).mean())
 
 
-@pytest.mark.parametrize(("clients", "classes"), [(1, 2), (10, 10), (1000, 200)])
+@pytest.mark.parametrize(("clients", "classes"), [(1, 2), slow(10, 10), (1000, 200)])
 def test_figures_show_something(tmp_path, clients, classes):
     rng = np.random.default_rng(0)
     figures.partition_figure(tmp_path / "p.png", rng.integers(0, 50, (clients, classes)))

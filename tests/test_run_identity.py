@@ -286,13 +286,8 @@ def write_two(folder, first, second, name="fedavg"):
         write_run(folder / f"{name}-{seed}", **method(name, seed=seed), summary=summary)
 
 
-@pytest.fixture
-def no_figures(monkeypatch):
-    monkeypatch.setattr(pages.plots, "save", lambda figure, stem: [stem.with_suffix(".png"), stem.with_suffix(".pdf")])
-
-
 @pytest.mark.parametrize("what", DIFFERENT)
-def test_a_row_of_unlike_runs_is_named_in_one_line(tmp_path, no_figures, what):
+def test_a_row_of_unlike_runs_is_named_in_one_line(tmp_path, what):
     first, second, said = DIFFERENT[what]
     write_two(tmp_path / "runs", first, second)
     write_two(tmp_path / "runs", first, first, "moon")

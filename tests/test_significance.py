@@ -137,6 +137,7 @@ def test_ranks_are_over_the_settings_that_all_methods_have(sweep):
     assert significance.rank_scores(significance.collect_scores(find([sweep]))) is None
 
 
+@pytest.mark.figures
 def test_the_rank_diagram_has_each_method_and_a_bar_a_clique(tmp_path):
     ranking = Ranking({"a": 1.2, "b": 1.9, "c": 3.1, "d": 3.8}, 10, 9.0, 0.01, 1.48)
     assert ranking.cliques == [(1.2, 1.9), (1.9, 3.1), (3.1, 3.8)]

@@ -12,6 +12,7 @@ from test_external_package import CLIENT, METHOD, RULE, write
 
 from contrafed.config.compose import compose_job
 from contrafed.config.run_config import resolve
+from contrafed.core import registry
 from contrafed.core.errors import RunStopped
 from contrafed.data.participation import Participation, Selection
 from contrafed.runs.run import run
@@ -327,6 +328,7 @@ def raise_error(cls, config, client, participation):
 )
 def test_a_check_that_goes_wrong_itself_is_one_line(monkeypatch, expect_error, check, key):
     monkeypatch.setattr(FedAvg, "check", check)
+    registry.check_overrides.cache_clear()  # of the class as it was
     with expect_error(key):
         resolve_and_try(config_of("strategy=fedavg"))
 

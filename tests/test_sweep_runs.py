@@ -33,7 +33,7 @@ def call_command(call_command, monkeypatch, tmp_path):
     return call
 
 
-QUICK_RUN = ("engine=local", "num_clients=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]")
+QUICK_RUN = ("engine=local", "num_clients=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]", "tracker=none")
 DIGITS_SWEEP = ("-m", "experiment=digits", *QUICK_RUN, "participation=uniform", "strategy=fedavg")
 
 

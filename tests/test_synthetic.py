@@ -21,7 +21,7 @@ def npz(path, shape, classes, each=4):
     return path
 
 
-@pytest.mark.parametrize("name", [slow(name) if name == "tiny_imagenet" else name for name in SHAPES])
+@pytest.mark.parametrize("name", [slow(name) if name in ("tiny_imagenet", "cifar100", "cinic10") else name for name in SHAPES])
 def test_drawn_images_have_the_data_sets_shape_and_classes(name, tmp_path):
     data = load_images(
         chosen(f"dataset={name}", "dataset.path=generated", f"dataset.root={tmp_path}", "dataset.download=false")

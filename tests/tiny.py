@@ -3,7 +3,7 @@
 import os
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-from helpers import config_of, same, workspace_of
+from helpers import config_of, few_steps, same, workspace_of
 from safetensors.torch import load_file
 
 from contrafed.core import codec
@@ -20,7 +20,9 @@ HALF_AVAILABLE = ("participation=bernoulli", "participation.beta=null", "partici
 
 def run_tiny(folder, *overrides):
     """Run the tiny experiment, and return (summary, final model, metrics.csv, clients.csv)."""
-    summary = run(config_of(*TINY_RUN, *HALF_AVAILABLE, f"output_dir={folder}", *overrides))
+    config = config_of(*TINY_RUN, *HALF_AVAILABLE, f"output_dir={folder}", *overrides)
+    given = [override.removeprefix("strategy.local.").partition("=")[0] for override in overrides]
+    summary = run(config | {"strategy": few_steps(config["strategy"], given)})
     out = summary["folder"]
     read = lambda name: open(os.path.join(out, name), "rb").read()  # noqa: E731, SIM115
     return summary, load_file(os.path.join(out, "model.safetensors")), read("metrics.csv"), read("clients.csv")

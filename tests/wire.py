@@ -8,6 +8,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from helpers import TWO_STEPS
 from safetensors.torch import load_file
 
 import contrafed.client_app.app
@@ -20,7 +21,7 @@ from contrafed.runs.setup import compose_deployed_run
 RUN = 4242
 SMALL_RUN = (
     "num_clients=3", "num_rounds=3", "eval_every=1", "participation=full", "model=mlp", "model.hidden=[12]",
-    "partition.min_client_size=5", "partition.test_fraction=0.2", "engine=local",
+    "partition.min_client_size=5", "partition.test_fraction=0.2", "engine=local", *TWO_STEPS,
 )  # fmt: skip
 
 

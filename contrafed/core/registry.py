@@ -10,7 +10,7 @@ import inspect
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -174,12 +174,13 @@ def only_subclass(module: ModuleType, base: type[T], wanted: str = "") -> type[T
     if len(own) != 1:
         inheriting = f"class that inherits {wanted or f'{base.__module__}.{base.__name__}'}"
         raise UserError(f"{module.__name__} must define exactly one {inheriting}, found {len(own)}")
-    check_overrides(own[0], base)
+    check_overrides(own[0], base)  # type: ignore[arg-type]
     return own[0]
 
 
+@cache
 def check_overrides(found: type, base: type) -> None:
-    """Check that each override of a function of ``base`` can be called like the original.
+    """Check that each override of a function of ``base`` can be called like the original. Each class is checked once.
 
     Raises:
         UserError: For the first one that cannot.

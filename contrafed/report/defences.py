@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
-from torchmetrics.functional.image import structural_similarity_index_measure
 
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import Tensors
@@ -171,6 +170,8 @@ def compute_psnr(error: float) -> float:
 
 def compute_ssim(a: np.ndarray, b: np.ndarray) -> float:
     """Return the mean structural similarity of pictures (C, H, W) in [0, 1], with the window of Wang et al. 2004."""
+    from torchmetrics.functional.image import structural_similarity_index_measure  # which takes a second
+
     first, second = (torch.as_tensor(picture, dtype=torch.float64).unsqueeze(0) for picture in (a, b))
     similarity = structural_similarity_index_measure(first, second, data_range=1.0)
     assert isinstance(similarity, torch.Tensor)  # a tuple only if the whole image of similarities is asked for

@@ -10,12 +10,11 @@ from typing import Any
 from contrafed.config.fairness import describe_differing_training, find_differing_training
 from contrafed.core.display_names import name_key, name_method, name_value
 from contrafed.core.errors import UserError
-from contrafed.report import significance
+from contrafed.report import plots, significance
 from contrafed.report.groups import EMPTY_CELL, Group, group_runs, number_of
 from contrafed.report.latex import escape_tex
 from contrafed.report.names import label_group, name_panel, name_scores
 from contrafed.report.paper_figures import MAX_CURVES, MAX_PANELS, draw_paper_figure, draw_paper_ranks
-from contrafed.report.plots import save
 from contrafed.report.runs import FinishedRun, Points, accuracy_of
 from contrafed.report.statistics import over_seeds
 from contrafed.report.tables import place_beside
@@ -57,7 +56,7 @@ def write_paper(runs: Sequence[FinishedRun], folder: Path, width: float, baselin
         swept = draw_sweeps(found, runs, about)
         for name, drawn in choose_figures(found, runs, about, swept).items():
             figure = draw_paper_figure(drawn.kind, drawn.panels, drawn.xlabel, drawn.ylabel, width)
-            files += save(figure, folder / f"{PREFIX}-{name}", DPI)
+            files += plots.save(figure, folder / f"{PREFIX}-{name}", DPI)
             captions[f"{PREFIX}-{name}"] = drawn.caption
         scores = significance.collect_scores(runs, baseline, validation_of(runs) if swept else None)
         if scores is not None:
@@ -66,7 +65,7 @@ def write_paper(runs: Sequence[FinishedRun], folder: Path, width: float, baselin
             table.write_text(write_paper_table(named, runs, about), encoding="utf-8")
             files.append(table)
             if (ranking := significance.rank_scores(named)) is not None:
-                files += save(draw_paper_ranks(ranking, width), folder / f"{PREFIX}-ranks", DPI)
+                files += plots.save(draw_paper_ranks(ranking, width), folder / f"{PREFIX}-ranks", DPI)
                 text = significance.describe_ranking(scores, ranking)
                 captions[f"{PREFIX}-ranks"] = f"{text[:1].upper()}{text[1:]}. A bar joins methods that do not differ."
         files.append(folder / f"{PREFIX}.tex")

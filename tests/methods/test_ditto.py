@@ -1,6 +1,7 @@
 """Ditto: Local without the pull, and a clipped run. test_by_hand.py has the golden values."""
 
 import pytest
+from helpers import slow
 from left import digits_left
 from recording import settings_of, write_problem
 from test_every import outcome, same_outcome
@@ -17,7 +18,7 @@ def test_without_the_pull_v_trains_alone_in_batches_of_its_own():
             assert run.own(client)[name] == pytest.approx(value, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ["ditto", "apfl", "fedamp"])
+@pytest.mark.parametrize("name", ["ditto", slow("apfl"), slow("fedamp")])
 def test_a_clipped_run_goes_on_bit_for_bit(name, tmp_path):
     """A norm is summed tensor by tensor, in the model's order, not in that of a checkpoint's client state."""
     config = settings_of(name, write_problem(tmp_path), clip_norm=0.05) | {"checkpoint_every": 2}

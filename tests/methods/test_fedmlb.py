@@ -70,6 +70,7 @@ def test_the_received_model_stays_as_it_was_sent():
     assert all(map(same, sent, kept))
 
 
+@pytest.mark.slow
 def test_with_convolutions_a_stack_equals_its_clients_alone():
     local = {"epochs": 1, "batch_size": 20}
     alone, stacked = (digits_run("fedmlb", 2, clients=4, model="cnn_pmfl", stack_size=size, local=local)[0] for size in (1, 4))

@@ -82,7 +82,7 @@ def test_without_its_own_terms_a_loss_is_fedavgs_bit_for_bit(name, neutral):
             for gradient in ("first_order", "hessian_free", "exact")
         ),
         slow("pfedme", {"outer_lr": 0.05, "local": {"clip_norm": 1.0, "lr": 0.02}}),
-        ("scaffold", {"local": {"lr": 0.02, "epoch_lr_decay": 0.5, "epochs": 2}}),
+        slow("scaffold", {"local": {"lr": 0.02, "epoch_lr_decay": 0.5, "epochs": 2}}),
     ],
 )
 def test_a_stack_equals_its_clients_alone_with_other_training_settings(name, changes):

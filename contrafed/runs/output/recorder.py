@@ -10,7 +10,9 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -310,10 +312,11 @@ def _strict(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int) else str(value)
 
 
-def versions() -> dict[str, str]:
+@cache
+def versions() -> Mapping[str, str]:
     """Return the versions that a run depends on. Imports none of the packages."""
     found = {"python": platform.python_version()}
     for package in ("contrafed", "flwr", "flwr-nightly", "ray", "torch", "torchvision", "numpy"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package.removesuffix("-nightly")] = importlib.metadata.version(package)
-    return found
+    return MappingProxyType(found)
