@@ -39,12 +39,16 @@ def words(said: object) -> str:
 
 
 class TensorArray(Array):
-    """A Flower ``Array`` around a tensor. Its bytes are made on demand."""
+    """A Flower ``Array`` around a tensor. Its bytes are made on demand.
+
+    ``norm`` is the tensor's L2 norm, if the stack in this process has computed it. It is never sent.
+    """
 
     stype = "numpy.ndarray"
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, norm: float | None = None) -> None:
         self.__dict__["tensor"] = tensor.detach() if tensor.requires_grad else tensor
+        self.__dict__["norm"] = norm
 
     @property
     def dtype(self) -> str:  # type: ignore[override]
@@ -114,9 +118,10 @@ def make_record(kind: type[Record], values: Iterable[tuple[str, Any]]) -> Record
     return record
 
 
-def to_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    """Return named tensors as an ``ArrayRecord``."""
-    return make_record(ArrayRecord, [(name, TensorArray(tensor)) for name, tensor in tensors.items()])
+def to_record(tensors: Mapping[str, Tensor], norms: Mapping[str, float] | None = None) -> ArrayRecord:
+    """Return named tensors as an ``ArrayRecord``, with their L2 norms if these are known."""
+    known = norms or {}
+    return make_record(ArrayRecord, [(name, TensorArray(tensor, known.get(name))) for name, tensor in tensors.items()])
 
 
 def from_record(record: Mapping[str, Array]) -> dict[str, Tensor]:
