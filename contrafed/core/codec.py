@@ -41,7 +41,7 @@ def words(said: object) -> str:
 class TensorArray(Array):
     """A Flower ``Array`` around a tensor. Its bytes are made on demand.
 
-    ``norm`` is the tensor's L2 norm, if the stack in this process has computed it. It is never sent.
+    ``norm`` is the tensor's L2 norm, if its stack has computed it. Ray's workers send it to the driver. Devices cannot send it.
     """
 
     stype = "numpy.ndarray"
@@ -94,13 +94,15 @@ def reduce_record(record: ArrayRecord) -> Any:
     if not all(isinstance(array, TensorArray) for array in record.values()):
         return record.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     values = [tensor.contiguous().numpy() for tensor in on_host(from_record(record)).values()]
-    about = tuple((name, value.dtype.str, value.shape) for name, value in zip(record, values, strict=True))
+    norms = [array.__dict__["norm"] for array in record.values()]
+    about = tuple((name, v.dtype.str, v.shape, norm) for name, v, norm in zip(record, values, norms, strict=True))
     return _from_buffers, (about, [pickle.PickleBuffer(value.data) for value in values])
 
 
-def _from_buffers(about: Iterable[tuple[str, str, tuple[int, ...]]], buffers: Iterable[Any]) -> ArrayRecord:
+def _from_buffers(about: Iterable[tuple[str, str, tuple[int, ...], float | None]], buffers: Iterable[Any]) -> ArrayRecord:
     pairs = zip(about, buffers, strict=True)
-    return to_record({name: torch.from_numpy(np.ndarray(shape, kind, buffer)) for (name, kind, shape), buffer in pairs})
+    arrays = ((name, torch.from_numpy(np.ndarray(shape, kind, own)), norm) for (name, kind, shape, norm), own in pairs)
+    return make_record(ArrayRecord, [(name, TensorArray(tensor, norm)) for name, tensor, norm in arrays])
 
 
 def to_tensor(array: Array) -> Tensor:

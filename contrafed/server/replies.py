@@ -264,7 +264,7 @@ def read_divergence(message: Message) -> str:
 
 
 def _check_header(array: Array, shape: tuple[int, ...]) -> float | None:
-    """Return an array's L2 norm, if it is known in this process.
+    """Return an array's L2 norm, if this run's own processes have computed it.
 
     Raises:
         ValueError: Unless the array has this shape, a known type, and as many bytes as they require. NumPy would allocate what

@@ -221,11 +221,8 @@ def unstack_copies(tensors: Tensors, count: int) -> list[Tensors]:
 
 
 def compute_row_norms(tensors: Tensors, count: int) -> list[dict[str, float]]:
-    """Return the L2 norm of each client's row of every tensor, with one read for all. A single client's are empty.
-
-    The numbers are those of ``torch.linalg.vector_norm`` of each row.
-    """
-    if count == 1 or not tensors:
+    """Return the L2 norm of each client's row of every tensor, with one read for all."""
+    if not tensors:
         return [{} for _ in range(count)]
     norms = [torch.linalg.vector_norm(value.detach().reshape(count, -1), dim=1).double() for value in tensors.values()]
     return [dict(zip(tensors, row, strict=True)) for row in torch.stack(norms, dim=1).tolist()]

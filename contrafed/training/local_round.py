@@ -37,7 +37,7 @@ class Update:
     metrics: dict[str, float]  # means over the examples seen in training
     client_state: Tensors  # committed only if the update succeeded
     diverged: str = ""  # where the loss or the weights stopped being finite: such an update is rejected
-    norms: dict[str, float] = field(default_factory=dict)  # of the upload's tensors, if the stack has more than one client
+    norms: dict[str, float] = field(default_factory=dict)  # of the upload's tensors
 
 
 @dataclass
