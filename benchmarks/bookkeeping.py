@@ -27,68 +27,88 @@ def cpu_of(function: Callable[[], Any]) -> float:
     return 1e3 * statistics.median(times[CALLS // 8 :])
 
 
-def functions_of_a_stack() -> dict[str, Callable[[], Any]]:
-    """Return the parts of a stack's bookkeeping, by name, each as a function that does it once."""
-    import numpy as np
+def client_state_function() -> Callable[[], None]:
+    """Return a function that reads and writes the state of a stack, with PMFL's names."""
     import torch
-    from flwr.app import ConfigRecord, Message, RecordDict
 
-    from contrafed.client_app.app import _decode_received, _reply
-    from contrafed.core import codec
-    from contrafed.core.randomness import generator
-    from contrafed.core.weighted_sum import weighted_sum
     from contrafed.engines.client_state import ClientStateStore
-    from contrafed.engines.worker import copy_records, identify
-    from contrafed.server.replies import read_reply
-    from contrafed.training.augment import compute_changes, draw_uniform
-    from contrafed.training.batches import Batches
-    from contrafed.training.client_stack import compute_row_norms, stack_rows, unstack_copies, unstack_views
-    from contrafed.training.local_training import LocalTraining
+    from contrafed.training.client_stack import stack_rows, unstack_copies
 
-    identify()
-    every, counter = range(CLIENTS), torch.zeros(CLIENTS, dtype=torch.int64)
     state = {f"iterates/{name}": torch.randn(CLIENTS, 5, 4) for name in NAMES}
     state |= {f"previous/{name}": torch.randn(CLIENTS, 4) for name in NAMES}
-    state |= {"num_pushed": counter, "participations": counter}
+    state |= dict.fromkeys(("num_pushed", "participations"), torch.zeros(CLIENTS, dtype=torch.int64))
     store = ClientStateStore(0, sys.maxsize, None)
-    upload = {f"delta/{name}": torch.randn(CLIENTS, 4) for name in NAMES}
-    broadcast = codec.to_record({f"model/{name}": torch.randn(4) for name in NAMES})
-    config = ConfigRecord({"server-round": 1, "settings": "x" * 3000, "cost": 5})
-    losses = {"loss": 1.0, "task": 1.0, "contrast": 0.1}
-    older = [{name: torch.randn(4) for name in upload} for _ in range(5)]
-    workspace = SimpleNamespace(device="cpu", dtype=torch.float32)
-    local = LocalTraining(None, 5, 16, "keep", "sgd", 0.1, 1.0, 1.0, 0.0, 0.0, 0.0, None, False, (), False)
-    parts = [np.arange(160) + 160 * client for client in every]
 
     def put(tensors: dict[str, Any]) -> None:
         for client, row in enumerate(unstack_copies(tensors, CLIENTS)):
             store.store(client, row)
 
     def client_state() -> None:
-        rows = [store.get(client) for client in every]
+        rows = [store.get(client) for client in range(CLIENTS)]
         put({name: stack_rows([row[name] for row in rows], lambda tensor: tensor) for name in rows[0]})
 
-    def messages() -> list[Message]:
-        contents = [codec.make_record(RecordDict, [(codec.ARRAYS, broadcast), (codec.CONFIG, config)]) for _ in every]
-        asked = copy_records([Message(content, 1000 + k, "train", group_id="1") for k, content in enumerate(contents)])
-        codec.config_of(asked[0]), _decode_received(asked)
-        rows = zip(asked, unstack_views(upload, CLIENTS), compute_row_norms(upload, CLIENTS), strict=True)
-        return [_reply(message, row, 160, losses, {}, norms) for message, row, norms in rows]
+    put(state)
+    return client_state
+
+
+def draw_functions() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Return functions that draw a stack's augmentation, and its batches with their distinct images."""
+    import numpy as np
+    import torch
+
+    from contrafed.core.randomness import generator
+    from contrafed.training.augment import compute_changes, draw_uniform
+    from contrafed.training.batches import Batches
+    from contrafed.training.local_training import LocalTraining
+
+    workspace = SimpleNamespace(device="cpu", dtype=torch.float32)
+    local = LocalTraining(None, 5, 16, "keep", "sgd", 0.1, 1.0, 1.0, 0.0, 0.0, 0.0, None, False, (), False)
+    parts = [np.arange(160) + 160 * client for client in range(CLIENTS)]
+
+    def augment() -> Any:
+        uniform = [draw_uniform(("crop", "flip"), 80, 0, "batches", 7, client) for client in range(CLIENTS)]
+        return compute_changes(torch.cat(uniform), ("crop", "flip"), 32)
 
     def draw() -> Any:
         drawn = [local.batches(part, generator(0, "batches", 7, client)) for client, part in enumerate(parts)]
         return Batches(workspace, drawn)._distinct
 
-    def augment() -> Any:
-        kinds = ("crop", "flip")
-        uniform = [draw_uniform(kinds, 80, 0, "batches", 7, client) for client in every]
-        return compute_changes(torch.cat(uniform), kinds, 32)
+    return augment, draw
 
-    put(state)
+
+def functions_of_a_stack() -> dict[str, Callable[[], Any]]:
+    """Return the parts of a stack's bookkeeping, by name, each as a function that does it once."""
+    import torch
+    from flwr.app import ConfigRecord, Message, RecordDict
+
+    from contrafed.client_app.app import _decode_received, _reply
+    from contrafed.core import codec
+    from contrafed.core.weighted_sum import weighted_sum
+    from contrafed.engines.worker import copy_records, identify
+    from contrafed.server.replies import read_reply
+    from contrafed.training.client_stack import compute_row_norms, unstack_views
+
+    identify()
+    upload = {f"delta/{name}": torch.randn(CLIENTS, 4) for name in NAMES}
+    broadcast = codec.to_record({f"model/{name}": torch.randn(4) for name in NAMES})
+    config = ConfigRecord({"server-round": 1, "settings": "x" * 3000, "cost": 5})
+    losses = {"loss": 1.0, "task": 1.0, "contrast": 0.1}
+    older = [{name: torch.randn(4) for name in upload} for _ in range(5)]
+
+    def messages() -> list[Message]:
+        records = [(codec.ARRAYS, broadcast), (codec.CONFIG, config)]
+        contents = [codec.make_record(RecordDict, records) for _ in range(CLIENTS)]
+        asked = copy_records([Message(content, 1000 + k, "train", group_id="1") for k, content in enumerate(contents)])
+        codec.config_of(asked[0]), _decode_received(asked)
+        rows = unstack_views(upload, CLIENTS)
+        replies = zip(asked, rows, compute_row_norms(upload, rows), strict=True)
+        return [_reply(message, row, 160, losses, {}, norms) for message, row, norms in replies]
+
+    augment, draw = draw_functions()
     replies, spec = messages(), dict.fromkeys(upload, (4,))
     models = [*older, *unstack_views(upload, CLIENTS)]
     return {
-        "client state in and out": client_state,
+        "client state in and out": client_state_function(),
         "messages and records": messages,
         "augmentation draws": augment,
         "reply checks": lambda: [read_reply(k, m, spec, {}, 160, None, ("task", "contrast")) for k, m in enumerate(replies)],

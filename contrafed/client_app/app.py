@@ -332,7 +332,7 @@ def _reply(
     count: int,
     metrics: dict[str, Any],
     report: Mapping[str, str | bool] | None = None,
-    norms: Mapping[str, float] | None = None,
+    norms: Mapping[str, codec.KnownNorm] | None = None,
 ) -> Message:
     about = codec.make_record(MetricRecord, {"num-examples": count, **metrics}.items())
     records = {codec.ARRAYS: codec.to_record(tensors, norms), codec.METRICS: about, **_about(report)}

@@ -8,7 +8,7 @@ import pickle
 import warnings
 from collections.abc import Iterable, Mapping
 from io import BytesIO
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -36,6 +36,18 @@ MAX_NOTE_CHARACTERS = 600  # characters of a text from a client
 def words(said: object) -> str:
     """Return a client's text ready to print: cut to ``MAX_NOTE_CHARACTERS`` characters, without control characters."""
     return "".join(c if c.isprintable() else " " for c in str(said)[:MAX_NOTE_CHARACTERS])
+
+
+class KnownNorm(NamedTuple):
+    """The L2 norm of a tensor, as long as the tensor is not changed in place."""
+
+    tensor: Tensor
+    version: int  # of the tensor's content
+    norm: float
+
+    def get(self, tensor: Tensor) -> float | None:
+        """Return the norm if it is that of ``tensor``."""
+        return self.norm if tensor is self.tensor and tensor._version == self.version else None
 
 
 class TensorArray(Array):
@@ -120,10 +132,13 @@ def make_record(kind: type[Record], values: Iterable[tuple[str, Any]]) -> Record
     return record
 
 
-def to_record(tensors: Mapping[str, Tensor], norms: Mapping[str, float] | None = None) -> ArrayRecord:
+def to_record(tensors: Mapping[str, Tensor], norms: Mapping[str, KnownNorm] | None = None) -> ArrayRecord:
     """Return named tensors as an ``ArrayRecord``, with their L2 norms if these are known."""
-    known = norms or {}
-    return make_record(ArrayRecord, [(name, TensorArray(tensor, known.get(name))) for name, tensor in tensors.items()])
+    if not norms:
+        return make_record(ArrayRecord, [(name, TensorArray(tensor)) for name, tensor in tensors.items()])
+    known = [norms[name].get(tensor) if name in norms else None for name, tensor in tensors.items()]
+    pairs = zip(tensors.items(), known, strict=True)
+    return make_record(ArrayRecord, [(name, TensorArray(tensor, norm)) for (name, tensor), norm in pairs])
 
 
 def from_record(record: Mapping[str, Array]) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
+from contrafed.core.codec import KnownNorm
 from contrafed.core.errors import unknown
 from contrafed.core.tensors import Tensors, select_prefix
 
@@ -220,12 +221,18 @@ def unstack_copies(tensors: Tensors, count: int) -> list[Tensors]:
     return [{name: rows[name][k] for name in tensors} for k in range(count)]
 
 
-def compute_row_norms(tensors: Tensors, count: int) -> list[dict[str, float]]:
-    """Return the L2 norm of each client's row of every tensor, with one read for all."""
+def compute_row_norms(tensors: Tensors, rows: Sequence[Tensors]) -> list[dict[str, KnownNorm]]:
+    """Return the L2 norm of each client's row of every tensor, with one read for all.
+
+    Args:
+        tensors: Tensors (B, ...) by name.
+        rows: Their rows, as views.
+    """
     if not tensors:
-        return [{} for _ in range(count)]
-    norms = [torch.linalg.vector_norm(value.detach().reshape(count, -1), dim=1).double() for value in tensors.values()]
-    return [dict(zip(tensors, row, strict=True)) for row in torch.stack(norms, dim=1).tolist()]
+        return [{} for _ in rows]
+    norms = [torch.linalg.vector_norm(value.detach().reshape(len(rows), -1), dim=1).double() for value in tensors.values()]
+    found = zip(rows, torch.stack(norms, dim=1).tolist(), strict=True)
+    return [{n: KnownNorm(t, t._version, size) for (n, t), size in zip(row.items(), own, strict=True)} for row, own in found]
 
 
 def each_client(function: Callable[..., Any], *args: Any) -> Any:

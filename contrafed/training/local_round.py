@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from contrafed.core.codec import KnownNorm
 from contrafed.core.metrics import confusion, scores_of
 from contrafed.core.tensors import Tensors, format_of, storable
 from contrafed.training.batches import Batch
@@ -37,7 +38,7 @@ class Update:
     metrics: dict[str, float]  # means over the examples seen in training
     client_state: Tensors  # committed only if the update succeeded
     diverged: str = ""  # where the loss or the weights stopped being finite: such an update is rejected
-    norms: dict[str, float] = field(default_factory=dict)  # of the upload's tensors
+    norms: dict[str, KnownNorm] = field(default_factory=dict)  # of the upload's tensors
 
 
 @dataclass
@@ -69,7 +70,8 @@ def update(client: Any, received: Sequence[Tensors], server_round: int, deadline
         own = {n: v for n, v in stack.state.loaded_tensors.items() if n.startswith("own/")}
         left = stack.params | own | {n: v for n, v in upload.items() if not n.startswith("model/")}
         diverged = divergence(client.losses, left, len(stack))
-        sent, norms = unstack_views(upload, len(stack)), compute_row_norms(upload, len(stack))
+        sent = unstack_views(upload, len(stack))
+        norms = compute_row_norms(upload, sent)
         stack.state |= {f"personal/{n}": stack.params[n] for n in client.workspace.initial if not client.is_shared(n)}
         opened = unstack_copies({n: v.detach() for n, v in stack.state.loaded_tensors.items()}, len(stack))
         metrics = _means(client, len(stack))
