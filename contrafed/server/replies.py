@@ -272,7 +272,7 @@ def _check_header(array: Array, shape: tuple[int, ...]) -> float | None:
     """
     if isinstance(array, codec.TensorArray):  # a tensor already
         tensor, length = codec.to_tensor(array), array.__dict__["norm"]
-        found, known = tensor.shape, tensor.dtype in (torch.float32, torch.float64)
+        found, known = tuple(tensor.shape), tensor.dtype in (torch.float32, torch.float64)
     else:
         found, known, length = tuple(array.shape), array.dtype in ("float32", "float64"), None
     if found != shape:
