@@ -39,15 +39,15 @@ def client_state_function() -> Callable[[], None]:
     state |= dict.fromkeys(("num_pushed", "participations"), torch.zeros(CLIENTS, dtype=torch.int64))
     store = ClientStateStore(0, sys.maxsize, None)
 
-    def put(tensors: dict[str, Any]) -> None:
+    def store_rows(tensors: dict[str, Any]) -> None:
         for client, row in enumerate(unstack_copies(tensors, CLIENTS)):
             store.store(client, row)
 
     def client_state() -> None:
         rows = [store.get(client) for client in range(CLIENTS)]
-        put({name: stack_rows([row[name] for row in rows], lambda tensor: tensor) for name in rows[0]})
+        store_rows({name: stack_rows([row[name] for row in rows], lambda tensor: tensor) for name in rows[0]})
 
-    put(state)
+    store_rows(state)
     return client_state
 
 
@@ -131,7 +131,7 @@ def bookkeeping(folder: Path, repeats: int) -> None:
 
 
 @contextlib.contextmanager
-def timed(*places: tuple[Any, str]) -> Iterator[list[float]]:
+def time_calls(*places: tuple[Any, str]) -> Iterator[list[float]]:
     """Add the CPU seconds of functions, each a pair of owner and name, to the yielded list's only number."""
     spent, within, originals = [0.0], [False], [getattr(owner, name) for owner, name in places]
 
@@ -170,7 +170,7 @@ def host(folder: Path, repeats: int) -> None:
     found: dict[str, list[tuple[float, float]]] = {"fedavg": [], "pmfl": []}
     write = RoundLog.write
     for method, rounds in [pair for _ in range(repeats) for pair in found.items()]:
-        with timed(*computation) as spent:
+        with time_calls(*computation) as spent:
             marks: list[tuple[float, float]] = []
 
             def note(self: Any, done: Any, spent: list[float] = spent, marks: list[tuple[float, float]] = marks) -> None:
