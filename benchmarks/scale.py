@@ -10,6 +10,8 @@ memory      PMFL on ResNet-18 with client state on every tier: seconds a round a
 aggregate   PMFL's aggregation, 25 replies of 11 million parameters, against one pass over them
 checkpoint  a run that saves every 10 rounds against one that does not
 stacking    PMFL's CIFAR-10 setting, 25 clients a round as one stack against one by one, and FedRCL on ResNet-18
+bookkeeping CPU time of what 25 clients of a stack take besides computation, by part
+host        CPU time of a stacked round of 25 clients without its computation
 """
 
 import argparse
@@ -27,6 +29,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from bookkeeping import bookkeeping, host  # noqa: E402
 from contrast import contrast  # noqa: E402
 from run import images  # noqa: E402
 from timing import compose_on, in_turns, run_logged, seconds_of  # noqa: E402
@@ -276,7 +279,7 @@ def stacking(folder: Path, repeats: int, device: str) -> None:
 def main() -> None:
     """Run the requested parts and print their figures."""
     parts = {
-        f.__name__: f for f in (contrast, balance, population, memory, aggregate, checkpoint, stacking)
+        f.__name__: f for f in (contrast, balance, population, memory, aggregate, checkpoint, stacking, bookkeeping, host)
     }  # in the order of the text above
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(parts))

@@ -16,6 +16,7 @@ from contrafed.core import codec
 from contrafed.engines.grid import LocalGrid
 from contrafed.engines.worker import FIRST_NODE_ID, RUN_ID
 from contrafed.server.replies import norm, read_reply
+from contrafed.training.client_stack import compute_row_norms, unstack_views
 from contrafed.training.workspace import install, uninstall
 
 
@@ -143,6 +144,19 @@ def test_tensor_arrays_pickle_and_serialise_like_flowers():
         flowers = ArrayRecord([tensor.contiguous().numpy()])["0"]
         assert (array.dtype, array.shape, array.stype) == (flowers.dtype, flowers.shape, flowers.stype)
         assert np.array_equal(codec.to_tensor(flowers).numpy(), array.numpy())
+
+
+def test_a_norm_is_known_of_an_unchanged_tensor_alone():
+    """Ray's workers send it along. Of a tensor that replaces it, or that is changed in place, it is not known."""
+    stack = {"a": torch.tensor([[3.0, 4.0], [6.0, 8.0]])}
+    rows = unstack_views(stack, 2)
+    norms = compute_row_norms(stack, rows)
+    records = [codec.to_record(row, known) for row, known in zip(rows, norms, strict=True)]
+    make, parts = codec.reduce_record(records[1])
+    assert [record["a"].__dict__["norm"] for record in (*records, make(*parts))] == [5, 10, 10]
+    rows[0] = {"a": rows[0]["a"].clone()}
+    rows[1]["a"].zero_()
+    assert [codec.to_record(row, known)["a"].__dict__["norm"] for row, known in zip(rows, norms, strict=True)] == [None, None]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -254,6 +254,14 @@ def test_a_million_sampled_clients_are_drawn_when_asked_for(monkeypatch):
         assert drawn == pytest.approx(q[k], abs=0.05)
 
 
+def test_sampled_clients_are_drawn_again_as_they_were(monkeypatch):
+    monkeypatch.setattr("contrafed.partitions.partitioners.sampled.MAX_KEPT_EXAMPLES", 60)
+    part = make("sampled", clients=9, examples_per_client=20)
+    before = [part.train(client).copy() for client in range(9)]
+    assert all(np.array_equal(part.train(client), before[client]) for client in (0, 8, 3, 3, 4))
+    assert len(part._drawn) <= 3
+
+
 def test_sampled_without_skew_has_the_balance_of_the_data():
     part = make("sampled", clients=5000)
     assert part.class_proportions()[17] == pytest.approx(np.full(10, 0.1))

@@ -139,10 +139,10 @@ def run_stack(
     if messages[0].metadata.message_type == MessageType.EVALUATE:
         evaluated = _evaluate(client, received, config, deadline)
         return [_scores(message, found) for message, found in zip(messages, evaluated, strict=True)], list(client_states)
-    client.max_steps = [codec.config_of(message).get("max-steps") for message in messages]
+    client.max_steps = [message.content[codec.CONFIG].get("max-steps") for message in messages]
     updates: list[Update] = client.update(received, int(config["server-round"]), deadline)
     replies = [
-        _reply(message, update.tensors, update.num_examples, update.metrics, _build_report(update.diverged))
+        _reply(message, update.tensors, update.num_examples, update.metrics, _build_report(update.diverged), update.norms)
         for message, update in zip(messages, updates, strict=True)
     ]
     pairs = zip(updates, client_states, strict=True)
@@ -332,7 +332,8 @@ def _reply(
     count: int,
     metrics: dict[str, Any],
     report: Mapping[str, str | bool] | None = None,
+    norms: Mapping[str, codec.KnownNorm] | None = None,
 ) -> Message:
     about = codec.make_record(MetricRecord, {"num-examples": count, **metrics}.items())
-    records = {codec.ARRAYS: codec.to_record(tensors), codec.METRICS: about, **_about(report)}
+    records = {codec.ARRAYS: codec.to_record(tensors, norms), codec.METRICS: about, **_about(report)}
     return Message(codec.make_record(RecordDict, records.items()), reply_to=message)

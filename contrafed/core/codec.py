@@ -8,7 +8,7 @@ import pickle
 import warnings
 from collections.abc import Iterable, Mapping
 from io import BytesIO
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -38,13 +38,29 @@ def words(said: object) -> str:
     return "".join(c if c.isprintable() else " " for c in str(said)[:MAX_NOTE_CHARACTERS])
 
 
+class KnownNorm(NamedTuple):
+    """The L2 norm of a tensor, as long as the tensor is not changed in place."""
+
+    tensor: Tensor
+    version: int  # of the tensor's content
+    norm: float
+
+    def get(self, tensor: Tensor) -> float | None:
+        """Return the norm if it is that of ``tensor``."""
+        return self.norm if tensor is self.tensor and tensor._version == self.version else None
+
+
 class TensorArray(Array):
-    """A Flower ``Array`` around a tensor. Its bytes are made on demand."""
+    """A Flower ``Array`` around a tensor. Its bytes are made on demand.
+
+    ``norm`` is the tensor's L2 norm, if its stack has computed it. Ray's workers send it to the driver. Devices cannot send it.
+    """
 
     stype = "numpy.ndarray"
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, norm: float | None = None) -> None:
         self.__dict__["tensor"] = tensor.detach() if tensor.requires_grad else tensor
+        self.__dict__["norm"] = norm
 
     @property
     def dtype(self) -> str:  # type: ignore[override]
@@ -90,13 +106,15 @@ def reduce_record(record: ArrayRecord) -> Any:
     if not all(isinstance(array, TensorArray) for array in record.values()):
         return record.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     values = [tensor.contiguous().numpy() for tensor in on_host(from_record(record)).values()]
-    about = tuple((name, value.dtype.str, value.shape) for name, value in zip(record, values, strict=True))
+    norms = [array.__dict__["norm"] for array in record.values()]
+    about = tuple((name, v.dtype.str, v.shape, norm) for name, v, norm in zip(record, values, norms, strict=True))
     return _from_buffers, (about, [pickle.PickleBuffer(value.data) for value in values])
 
 
-def _from_buffers(about: Iterable[tuple[str, str, tuple[int, ...]]], buffers: Iterable[Any]) -> ArrayRecord:
+def _from_buffers(about: Iterable[tuple[str, str, tuple[int, ...], float | None]], buffers: Iterable[Any]) -> ArrayRecord:
     pairs = zip(about, buffers, strict=True)
-    return to_record({name: torch.from_numpy(np.ndarray(shape, kind, buffer)) for (name, kind, shape), buffer in pairs})
+    arrays = ((name, torch.from_numpy(np.ndarray(shape, kind, own)), norm) for (name, kind, shape, norm), own in pairs)
+    return make_record(ArrayRecord, [(name, TensorArray(tensor, norm)) for name, tensor, norm in arrays])
 
 
 def to_tensor(array: Array) -> Tensor:
@@ -114,9 +132,13 @@ def make_record(kind: type[Record], values: Iterable[tuple[str, Any]]) -> Record
     return record
 
 
-def to_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    """Return named tensors as an ``ArrayRecord``."""
-    return make_record(ArrayRecord, [(name, TensorArray(tensor)) for name, tensor in tensors.items()])
+def to_record(tensors: Mapping[str, Tensor], norms: Mapping[str, KnownNorm] | None = None) -> ArrayRecord:
+    """Return named tensors as an ``ArrayRecord``, with their L2 norms if these are known."""
+    if not norms:
+        return make_record(ArrayRecord, [(name, TensorArray(tensor)) for name, tensor in tensors.items()])
+    known = [norms[name].get(tensor) if name in norms else None for name, tensor in tensors.items()]
+    pairs = zip(tensors.items(), known, strict=True)
+    return make_record(ArrayRecord, [(name, TensorArray(tensor, norm)) for (name, tensor), norm in pairs])
 
 
 def from_record(record: Mapping[str, Array]) -> dict[str, Tensor]:

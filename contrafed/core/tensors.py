@@ -52,7 +52,7 @@ def add_prefix(name: str, tensors: Mapping[str, Tensor]) -> Tensors:
 
 def size_of(tensors: Mapping[str, Tensor]) -> int:
     """Return the size of tensors in bytes."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def flat(tensors: Mapping[str, Tensor]) -> Tensor:

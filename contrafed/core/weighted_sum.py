@@ -44,7 +44,13 @@ def weighted_sum(models: Sequence[Tensors], factors: Sequence[float]) -> Tensors
             elements.add_(flat({name: model[name] for name in first}), alpha=factor)
         return unflat(elements, first)
     totals = {name: torch.empty(like.shape, dtype=torch.float64) for name, like in first.items()}
-    if sum(total.numel() for total in totals.values()) < MIN_THREADED_NUMBERS:
+    numbers = sum(total.numel() for total in totals.values())
+    if totals and numbers <= BLOCK_NUMBERS:  # one call a model, not one a tensor
+        torch._foreach_zero_(list(totals.values()))
+        for model, factor in zip(models, factors, strict=True):
+            torch._foreach_add_(list(totals.values()), [model[name] for name in totals], alpha=factor)
+        return totals
+    if numbers < MIN_THREADED_NUMBERS:
         for name, total in totals.items():
             _add(total, [model[name] for model in models], factors)
         return totals

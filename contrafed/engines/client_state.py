@@ -43,7 +43,8 @@ class ClientStateStore:
         self.budget = {DEVICE: device_bytes, HOST: host_bytes}
         self.used = {DEVICE: 0, HOST: 0, DISK: 0}
         self._held: dict[str, OrderedDict[int, Tensors]] = {DEVICE: OrderedDict(), HOST: OrderedDict()}  # oldest first
-        self._files: dict[int, tuple[int, str]] = {}  # client -> bytes and checksum, of those on disk
+        self._sizes: dict[int, int] = {}  # client -> bytes of its state, on any tier
+        self._files: dict[int, str] = {}  # client -> checksum, of those on disk
         self._parent = folder
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._seconds = 0.0
@@ -66,6 +67,7 @@ class ClientStateStore:
     def store(self, client: int, memory: Tensors) -> None:
         """Replace a client's state."""
         self._drop(client)
+        self._sizes[client] = size_of(memory)
         on_device = any(value.device.type != "cpu" for value in memory.values())
         self._store_in_tier(DEVICE if on_device else HOST, client, memory)
         began = time.perf_counter()
@@ -82,6 +84,7 @@ class ClientStateStore:
         for held in self._held.values():
             held.clear()
         self._files.clear()
+        self._sizes.clear()
         self.used = dict.fromkeys(self.used, 0)
         if self._folder is not None:
             self._folder.cleanup()
@@ -89,16 +92,16 @@ class ClientStateStore:
 
     def _store_in_tier(self, tier: str, client: int, memory: Tensors) -> None:
         self._held[tier][client] = memory
-        self.used[tier] += size_of(memory)
+        self.used[tier] += self._sizes[client]
 
     def _fit(self) -> None:
         while self.used[DEVICE] > self.budget[DEVICE]:
             client, memory = self._held[DEVICE].popitem(last=False)
-            self.used[DEVICE] -= size_of(memory)
+            self.used[DEVICE] -= self._sizes[client]
             self._store_in_tier(HOST, client, on_host(memory))
         while self.used[HOST] > self.budget[HOST]:
             client, memory = self._held[HOST].popitem(last=False)
-            self.used[HOST] -= size_of(memory)
+            self.used[HOST] -= self._sizes[client]
             try:
                 write(self._file(client), memory, mode=PRIVATE)
             except OSError as error:
@@ -108,25 +111,26 @@ class ClientStateStore:
                 if self._files and isinstance(error, FileNotFoundError):
                     raise _make_lost_error(self._file(client)) from error
                 raise UserError(f"engine.memory_folder: cannot write what clients remember ({error})") from error
-            self._files[client] = size_of(memory), checksum(self._file(client))
-            self.used[DISK] += size_of(memory)
+            self._files[client] = checksum(self._file(client))
+            self.used[DISK] += self._sizes[client]
 
     def _read(self, client: int) -> Tensors:
         """Return a client's state from the disk. Raises ``RunStopped`` unless it is what was written."""
         file = self._file(client)
         try:
-            if checksum(file) == self._files[client][1]:
+            if checksum(file) == self._files[client]:
                 return read(file)
         except OSError as error:
             raise _make_lost_error(file) from error
         raise _make_lost_error(file)
 
     def _drop(self, client: int) -> None:
+        size = self._sizes.pop(client, 0)
         for tier, held in self._held.items():
-            if client in held:
-                self.used[tier] -= size_of(held.pop(client))
-        if client in self._files:
-            self.used[DISK] -= self._files.pop(client)[0]
+            if held.pop(client, None) is not None:
+                self.used[tier] -= size
+        if self._files.pop(client, None) is not None:
+            self.used[DISK] -= size
             self._file(client).unlink(missing_ok=True)
 
     def _file(self, client: int) -> Path:

@@ -17,7 +17,6 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from torch import Tensor
 
-from contrafed.core import codec
 from contrafed.core.client_run import ClientRun
 from contrafed.data.federation import Federation
 from contrafed.engines.client_registry import Members
@@ -233,9 +232,6 @@ class LocalGrid(VirtualGrid):
 
     def execute(self, messages: Sequence[Message], timeout: float | None) -> list[Message | None]:
         """Run the messages here. A client's state is committed only if its training succeeded."""
-        # Clients share the broadcast's records. Each gets its own shallow copy, so that a client cannot change its neighbours'
-        # data through it.
-        copies = [copy_records(message) for message in messages]
         clients = [message.metadata.dst_node_id for message in messages]
 
         def keep(i: int, state: dict[str, Tensor]) -> None:
@@ -243,7 +239,7 @@ class LocalGrid(VirtualGrid):
                 self.client_states.store(clients[i], state)
                 self.changed.add(clients[i])
 
-        return self.runner.run(copies, lambda i: self.client_states.get(clients[i]), keep, timeout)
+        return self.runner.run(messages, lambda i: self.client_states.get(clients[i]), keep, timeout)
 
     def take_changed(self) -> dict[int, dict[str, Tensor]]:
         """Return the client states that changed since the last call."""
@@ -263,9 +259,3 @@ class LocalGrid(VirtualGrid):
     def close(self) -> None:
         """Delete the client states."""
         self.client_states.clear()
-
-
-def copy_records(message: Message) -> Message:
-    """Return the message with copies of its records. The tensors themselves are shared and never written to."""
-    content = codec.make_record(RecordDict, ((name, record.copy()) for name, record in message.content.items()))
-    return Message(content=content, metadata=message.metadata)  # type: ignore[call-overload, no-any-return]

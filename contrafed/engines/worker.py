@@ -129,7 +129,7 @@ class BatchRunner:
         deadline: float | None,
     ) -> dict[int, Tensors]:
         """Fill in the replies of ``rows``, and return the new states of clients that trained."""
-        asked = [messages[i] for i in rows]
+        asked = copy_records([messages[i] for i in rows])
         kind = asked[0].metadata.message_type
         if kind not in STACKED_MESSAGE_TYPES:
             replies[rows[0]] = app(asked[0], context_of(asked[0], self.num_clients))
@@ -139,6 +139,20 @@ class BatchRunner:
         for i, answer in zip(rows, answers, strict=True):
             replies[i] = answer
         return dict(zip(rows, states, strict=True)) if kind == MessageType.TRAIN else {}
+
+
+def copy_records(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages of a stack with copies of their records, one of each record that they share.
+
+    So a client cannot change through them what clients of other stacks receive. The tensors are shared and never written to.
+    """
+    copies = {id(record): record for message in messages for record in message.content.values()}
+    copies = {key: record.copy() for key, record in copies.items()}
+    contents = [{name: copies[id(record)] for name, record in message.content.items()} for message in messages]
+    return [
+        Message(content=codec.make_record(RecordDict, content.items()), metadata=message.metadata)  # type: ignore[call-overload]
+        for content, message in zip(contents, messages, strict=True)
+    ]
 
 
 def _build_error_reply(message: Message, error: Exception) -> Message:

@@ -224,8 +224,7 @@ def read_reply(
     found = dict(arrays.items())
     if found.keys() != upload_spec.keys():
         raise ValueError("wrong tensor names")
-    for name, shape in upload_spec.items():
-        _check_header(found[name], shape)
+    sizes: list[float | None] = [_check_header(found[name], shape) for name, shape in upload_spec.items()]
     count = metrics.get("num-examples")
     if not isinstance(count, int) or count <= 0:
         raise ValueError("no examples")
@@ -237,7 +236,9 @@ def read_reply(
         raise ValueError("malformed content") from error
     if any(t.shape != upload_spec[name] for name, t in tensors.items()):
         raise ValueError("wrong shape")
-    size = norm(tensors.values())
+    known = [found for found in sizes if found is not None]
+    size = math.hypot(*known) if len(known) == len(sizes) else math.inf
+    size = size if math.isfinite(size) else norm(tensors.values())
     # The model is kept in float32, so a larger double would end the run instead of rejecting the reply.
     whole = math.isfinite(size) and all(t.dtype == torch.float32 or t.float().isfinite().all() for t in tensors.values())
     if not whole or read_divergence(message):
@@ -262,22 +263,25 @@ def read_divergence(message: Message) -> str:
     return codec.words(about.get(codec.DIVERGED, ""))[:MAX_SHOWN_CHARACTERS] if isinstance(about, ConfigRecord) else ""
 
 
-def _check_header(array: Array, shape: tuple[int, ...]) -> None:
-    """Raise ``ValueError`` unless an array has this shape, a known type, and as many bytes as they require.
+def _check_header(array: Array, shape: tuple[int, ...]) -> float | None:
+    """Return an array's L2 norm, if this run's own processes have computed it.
 
-    NumPy would allocate what a header claims.
+    Raises:
+        ValueError: Unless the array has this shape, a known type, and as many bytes as they require. NumPy would allocate what
+            a header claims.
     """
     if isinstance(array, codec.TensorArray):  # a tensor already
-        tensor = codec.to_tensor(array)
+        tensor, length = codec.to_tensor(array), array.__dict__["norm"]
         found, known = tuple(tensor.shape), tensor.dtype in (torch.float32, torch.float64)
     else:
-        found, known = tuple(array.shape), array.dtype in ("float32", "float64")
+        found, known, length = tuple(array.shape), array.dtype in ("float32", "float64"), None
     if found != shape:
         raise ValueError("wrong shape")
     if not known:
         raise ValueError("wrong dtype")
     if not isinstance(array, codec.TensorArray):
         _check_bytes(array)
+    return length
 
 
 def _check_bytes(array: Array) -> None:

@@ -93,6 +93,7 @@ class Batches:
     def second_view(self) -> "Batches":
         """Return the same drawn batches with other augmentations of their images."""
         other = copy.copy(self)
+        vars(other).pop("_distinct", None)
         other.augmented = self._augmentation(f"{self.source.purpose} second view")
         return other
 
@@ -160,10 +161,16 @@ class Batches:
     def at(self, step: int, clients: int, inputs: "ReferenceOutputs | None" = None) -> Batch:
         """Return the batch of a step for the first ``clients`` clients. ``inputs`` replace its images."""
         width = self.widths[step]
-        y, mask = self.workspace.labels(self.index[:clients, step, :width]), self.mask[:clients, step, :width]
+        y, mask = self._labels[:clients, step, :width], self.mask[:clients, step, :width]
         dropout = {layer: factors[:clients, step, :width] for layer, factors in self.dropout.items()}
         x = self.images(range(step, step + 1), clients) if inputs is None else inputs.at(step, clients)
         return Batch(x, y, mask, dropout)
+
+    @cached_property
+    def _labels(self) -> Tensor:
+        """The labels (B, S, b) of the phase, looked up at once."""
+        labels: Tensor = self.workspace.labels(self.index)
+        return labels
 
     def images(self, steps: range, clients: int) -> Tensor:
         """Return the images (clients, n, C, H, W) of some steps, one step after another."""
@@ -179,14 +186,17 @@ class Batches:
 
     def table(self, function: Callable[[Tensors, Tensor], Any], params: Tensors) -> "ReferenceOutputs":
         """Call one client's ``function`` of a model (B, ...) and images once for every image of the phase."""
-        known, where = self._distinct()
+        known, where = self._distinct
         size, pieces = max(1, self.workspace.evaluation_batch // len(known)), []
         with torch.no_grad():
             for first in range(0, known.shape[1], size):
                 some = slice(None), slice(first, first + size)
                 pieces.append(each_image(function, params, self._normalise(known[some])))
-        return ReferenceOutputs(self, tree_map(lambda *rows: torch.cat(rows, 1), *pieces), where)
+        rows = tree_map(lambda *rows: torch.cat(rows, 1).flatten(0, 1), *pieces)
+        first_rows = torch.arange(0, known.shape[0] * known.shape[1], known.shape[1], device=where.device)
+        return ReferenceOutputs(self, rows, where + first_rows.view(-1, 1, 1))
 
+    @cached_property
     def _distinct(self) -> tuple[Tensor, Tensor]:
         """Return the phase's distinct images and each step's places among them (B, S, b).
 
@@ -195,14 +205,20 @@ class Batches:
         if self.augmented is not None:  # no two images are equal
             where = torch.arange(self.index[0].numel(), device=self.index.device).view(1, *self.index.shape[1:])
             return self.augmented.flatten(1, 2), where.expand(self.index.shape)
-        mine = [np.unique(np.concatenate(row)) if row else np.zeros(1, np.int64) for row in self.rows]
-        places = [torch.from_numpy(np.searchsorted(own, b)) for own, row in zip(mine, self.rows, strict=True) for b in row]
-        known = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(own) for own in mine], batch_first=True)
-        return known.to(self.index.device), self._laid(torch.cat(places), 0)
+        nothing = np.zeros(1, np.int64), np.zeros(0, np.int64)
+        found = [np.unique(np.concatenate(row), return_inverse=True) if row else nothing for row in self.rows]
+        known = np.zeros((len(found), max(len(own) for own, _ in found)), np.int64)
+        for client, (own, _) in enumerate(found):
+            known[client, : len(own)] = own
+        places = np.concatenate([where for _, where in found])
+        return torch.from_numpy(known).to(self.index.device), self._laid(torch.from_numpy(places), 0)
 
     def _laid(self, values: Tensor, padding: float) -> Tensor:
         """Lay out values of the phase's examples, in the order of each client's training, as (B, S, b, ...)."""
-        out = values.new_full((*self.real.shape, *values.shape[1:]), padding)
+        shape = (*self.real.shape, *values.shape[1:])
+        if len(values) == self.real.numel():  # no padding
+            return values.reshape(shape).to(self.workspace.device)
+        out = values.new_full(shape, padding)
         out[self.real] = values
         return out.to(self.workspace.device)
 
@@ -211,14 +227,13 @@ class ReferenceOutputs(NamedTuple):
     """A frozen model's outputs for every image of a phase."""
 
     batches: Batches
-    rows: Any  # (B, n, ...)
-    where: Tensor  # (B, S, b)
+    rows: Any  # (B n, ...)
+    where: Tensor  # (B, S, b) places among the rows
 
     def at(self, step: int, clients: int) -> Any:
         """Return the rows (clients, b, ...) of a step's batch."""
         where = self.where[:clients, step, : self.batches.widths[step]]
-        client = torch.arange(clients, device=where.device).unsqueeze(1)
-        return tree_map(lambda rows: rows[client, where], self.rows)
+        return tree_map(lambda rows: rows.index_select(0, where.flatten()).unflatten(0, where.shape), self.rows)
 
 
 def draw_batches(

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
+from contrafed.core.codec import KnownNorm
 from contrafed.core.errors import unknown
 from contrafed.core.tensors import Tensors, select_prefix
 
@@ -183,7 +184,8 @@ def expand_like(values: Tensor, like: Tensor) -> Tensor:
 
 def stack_rows(rows: Sequence[Tensor], place: Callable[[Tensor], Tensor]) -> Tensor:
     """Stack ``rows`` as one tensor (B, ...), a copy. ``place`` moves a tensor to its device and type."""
-    if len({row.device for row in rows}) == 1:
+    device = rows[0].device
+    if all(row.device == device for row in rows):
         return place(torch.stack(list(rows)))  # one copy to an accelerator instead of B
     return torch.stack([place(row) for row in rows])
 
@@ -203,18 +205,34 @@ def unstack_views(tensors: Tensors, count: int) -> list[Tensors]:
 
 def unstack_copies(tensors: Tensors, count: int) -> list[Tensors]:
     """Return each client's tensors, as copies, because a view would keep the whole stack in memory."""
-    views = unstack_views(tensors, count)
     if count == 1:
-        return views
-    plain = [name for name, value in tensors.items() if value.device.type == "cpu" and value.is_contiguous()]
+        return unstack_views(tensors, count)
     copy_rows: Any = torch.unbind_copy  # torch's type hint says that it returns nothing
-    rows = {name: copy_rows(tensors[name].detach()) for name in plain}  # one call a tensor. Elsewhere B kernels
-    own = [{n: rows[n][k] if n in rows else torch.empty_like(view) for n, view in row.items()} for k, row in enumerate(views)]
-    rest = {name: value for name, value in tensors.items() if name not in rows}
+    rows, rest = dict[str, Sequence[Tensor]](), Tensors()
+    for name, value in tensors.items():
+        if value.device.type == "cpu" and value.is_contiguous():
+            rows[name] = copy_rows(value.detach())  # one call a tensor. Elsewhere B kernels
+        else:
+            rest[name] = value
     for dtype in {value.dtype for value in rest.values()}:
-        names = [name for name, value in rest.items() if value.dtype == dtype]
-        torch._foreach_copy_([row[name] for row in own for name in names], [row[name] for row in views for name in names])
-    return own
+        views = {name: value.detach().unbind() for name, value in rest.items() if value.dtype == dtype}
+        rows |= {name: [torch.empty_like(view) for view in some] for name, some in views.items()}
+        torch._foreach_copy_([row for name in views for row in rows[name]], [view for some in views.values() for view in some])
+    return [{name: rows[name][k] for name in tensors} for k in range(count)]
+
+
+def compute_row_norms(tensors: Tensors, rows: Sequence[Tensors]) -> list[dict[str, KnownNorm]]:
+    """Return the L2 norm of each client's row of every tensor, with one read for all.
+
+    Args:
+        tensors: Tensors (B, ...) by name.
+        rows: Their rows, as views.
+    """
+    if not tensors:
+        return [{} for _ in rows]
+    norms = [torch.linalg.vector_norm(value.detach().reshape(len(rows), -1), dim=1).double() for value in tensors.values()]
+    found = zip(rows, torch.stack(norms, dim=1).tolist(), strict=True)
+    return [{n: KnownNorm(t, t._version, size) for (n, t), size in zip(row.items(), own, strict=True)} for row, own in found]
 
 
 def each_client(function: Callable[..., Any], *args: Any) -> Any:

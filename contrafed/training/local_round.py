@@ -8,10 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from contrafed.core.codec import KnownNorm
 from contrafed.core.metrics import confusion, scores_of
 from contrafed.core.tensors import Tensors, format_of, storable
 from contrafed.training.batches import Batch
-from contrafed.training.client_stack import ClientStack, ClientState, expand_or_stack, stack_rows, unstack_copies, unstack_views
+from contrafed.training.client_stack import (
+    ClientStack,
+    ClientState,
+    compute_row_norms,
+    expand_or_stack,
+    stack_rows,
+    unstack_copies,
+    unstack_views,
+)
 from contrafed.training.errors import ReturnError, divergence, kind_of, locate_errors
 from contrafed.training.losses import cross_entropies
 from contrafed.training.privacy import made_private
@@ -29,6 +38,7 @@ class Update:
     metrics: dict[str, float]  # means over the examples seen in training
     client_state: Tensors  # committed only if the update succeeded
     diverged: str = ""  # where the loss or the weights stopped being finite: such an update is rejected
+    norms: dict[str, KnownNorm] = field(default_factory=dict)  # of the upload's tensors
 
 
 @dataclass
@@ -61,6 +71,7 @@ def update(client: Any, received: Sequence[Tensors], server_round: int, deadline
         left = stack.params | own | {n: v for n, v in upload.items() if not n.startswith("model/")}
         diverged = divergence(client.losses, left, len(stack))
         sent = unstack_views(upload, len(stack))
+        norms = compute_row_norms(upload, sent)
         stack.state |= {f"personal/{n}": stack.params[n] for n in client.workspace.initial if not client.is_shared(n)}
         opened = unstack_copies({n: v.detach() for n, v in stack.state.loaded_tensors.items()}, len(stack))
         metrics = _means(client, len(stack))
@@ -69,12 +80,13 @@ def update(client: Any, received: Sequence[Tensors], server_round: int, deadline
             raise ReturnError(client.local_update, wanted, "report")
     updates = []
     for k, row in enumerate(rows):
-        # State that was not accessed is unchanged. If it came with the message it is copied, because the message may be
-        # overwritten.
-        rest = {n: v if client.client_states[k] else v.clone() for n, v in row.items() if n not in opened[k]}
-        found = rest | opened[k]
-        memory = {n: found[n] for n in stack.state if n in found}  # in one order, independent of what was accessed
-        updates.append(Update(sent[k], stack.sizes[k], metrics[k], memory, diverged[k]))
+        memory = opened[k]
+        if row.keys() - memory.keys():
+            # State that was not accessed is unchanged. If it came with the message it is copied, because the message may be
+            # overwritten.
+            found = {n: v if client.client_states[k] else v.clone() for n, v in row.items() if n not in memory} | memory
+            memory = {n: found[n] for n in stack.state if n in found}  # in one order, independent of what was accessed
+        updates.append(Update(sent[k], len(stack.examples[k]), metrics[k], memory, diverged[k], norms[k]))
     return updates
 
 
@@ -232,12 +244,15 @@ def _open_stack(
     if local := client.local_names:
         begin, known = client.workspace.initial, zip(received, client_states, strict=True)
         received = [r | {f"model/{n}": m.get(f"personal/{n}", begin[n]) for n in local} for r, m in known]
-    rows = [_load_client_state(client, *pair) for pair in zip(client_states, received, strict=True)]
+    rows = list(client_states)
+    if client.has_client_state(client.model, client.config):
+        rows = [_load_client_state(client, *pair) for pair in zip(client_states, received, strict=True)]
     place = _make_mover(client)
     constants = {n: expand_or_stack([tensors[n] for tensors in received], place) for n in received[0]}
     # If only some clients have optimiser state of a phase, it starts at zero for the others, as in a new optimiser.
-    kept = {n: v for row in rows for n, v in row.items() if n.startswith("optimizer/")}
-    rows = [{n: torch.zeros_like(v) for n, v in kept.items()} | row for row in rows]
+    if any(name.startswith("optimizer/") for name in set[str]().union(*rows)):
+        kept = {n: v for row in rows for n, v in row.items() if n.startswith("optimizer/")}
+        rows = [{n: torch.zeros_like(v) for n, v in kept.items()} | row for row in rows]
     memory = ClientState(rows[0], lambda name: stack_rows([row[name] for row in rows], place))
     params = {}
     for name in client.workspace.initial:

@@ -14,6 +14,8 @@ from contrafed.data.partition import Common, Partition
 CHUNK_CLIENTS = 256
 # Number of chunks whose class counts are kept: those of 32,768 clients, 2.6 MB with ten classes.
 MAX_KEPT_CHUNKS = 128
+# Number of drawn examples that are kept, 8 MB. A client that participates again is not drawn again.
+MAX_KEPT_EXAMPLES = 2**20
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class SampledPartition(Partition):
         self._starts = np.cumsum(self._available) - self._available
         self._balance = self._available / len(pool)
         self._kept: dict[int, np.ndarray] = {}  # chunk -> its class counts
+        self._drawn: dict[int, np.ndarray] = {}  # client -> its examples
 
     @property
     def sizes(self) -> np.ndarray:
@@ -53,7 +56,14 @@ class SampledPartition(Partition):
         return np.broadcast_to(np.int64(0), self.num_clients)
 
     def train(self, client: int) -> np.ndarray:
-        """Draw a client's examples with replacement, as int64 indices in order of class."""
+        """Return a client's examples, drawn with replacement, as int64 indices in order of class."""
+        if client not in self._drawn:
+            if (len(self._drawn) + 1) * self.config.examples_per_client > MAX_KEPT_EXAMPLES:
+                self._drawn.clear()
+            self._drawn[client] = self._draw(client)
+        return self._drawn[client]
+
+    def _draw(self, client: int) -> np.ndarray:
         chunk, row = divmod(client, CHUNK_CLIENTS)
         if chunk not in self._kept:
             if len(self._kept) == MAX_KEPT_CHUNKS:
