@@ -76,7 +76,8 @@ def table() -> None:
         f"| --- |{' ---: |' * 9}",
     ]
     for name in registry.choices("strategy"):
-        mine = [row for row in runs if row["method"] == name]
+        if not (mine := [row for row in runs if row["method"] == name]):
+            continue
         scores = [_score(mine, columns, pattern) for columns in (GLOBAL, PERSONAL) for pattern in PATTERNS]
         kib, halves = _kib([run for run in digits if run.method == name]), " + ".join(_halves(name))
         lines.append(f"| `{name}` | {' | '.join(scores)} | {ratios[name]} | {kib} | {halves} |")

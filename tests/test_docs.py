@@ -210,13 +210,16 @@ def shorten(command):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LONG)
 def test_what_takes_minutes_or_downloads_runs_small(name, reader):
+    small = set()  # sweeps whose folder ends with -small
     for block in LONG[name]:
         if block.language == "python":
             reader.follow(block)
         for command in blocks.shell_commands([block]):
             for part in map(shorten, map(str.strip, command.split("&&"))):
+                if part.endswith(" scale=small"):
+                    small.update(re.findall(r"-m .*experiment=(\S+)", part))
                 if part:
-                    reader.command(part)
+                    reader.command(re.sub(r"outputs/(\S+)", lambda m: m[0] + "-small" * (m[1] in small), part))
 
 
 def test_links_lead_somewhere():
