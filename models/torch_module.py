@@ -15,7 +15,9 @@ from contrafed.core.errors import UserError, nearest, unknown
 from contrafed.core.randomness import keeping_global_state, read_global_state
 from contrafed.core.split_model import SplitModel, Stages
 from contrafed.core.trial import (
+    HIDDEN_FIX,
     copy_buffers,
+    differ,
     find_changed,
     find_changed_number,
     find_hidden_layers,
@@ -138,7 +140,7 @@ class Network(nn.Module):
             return DRAWS
         if name := find_changed_number(*numbers):
             return f"{name} changes in the forward pass, and all clients share it. Fix: {KEPT}"
-        return outputs[0] if torch.equal(outputs[0].nan_to_num(), outputs[1].nan_to_num()) else f"{DIFFERS}. Fix: {KEPT}"
+        return f"{DIFFERS}. Fix: {KEPT}" if differ(*outputs) else outputs[0]
 
 
 def _set_training(layers: list[nn.Module]) -> None:
@@ -237,8 +239,7 @@ def make_network(config: Config) -> nn.Module:
     if fault := find_uninitialised(net):
         raise UserError(f"model.target: {fault}")
     if hidden := find_hidden_layers(net):
-        fix = "nn.ModuleList, nn.ModuleDict or nn.ParameterList"
-        raise UserError(f"model.target: {hidden[0]} hides layers, so that they never train. Fix: {fix}")
+        raise UserError(f"model.target: {hidden[0]} hides layers, so that they never train. Fix: {HIDDEN_FIX}")
     if lazy := [name for name, value in net.named_parameters() if nn.parameter.is_lazy(value)]:
         raise UserError(f"model.target: {lazy[0]} has no size yet. Fix: pass an example through the network in its __init__")
     return net

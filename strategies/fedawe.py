@@ -1,6 +1,5 @@
 """FedAWE's strategy: clients continue from their own last model, and long absences lengthen their step."""
 
-import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -11,6 +10,7 @@ from contrafed.core.schema import Range
 from contrafed.core.tensors import add_prefix
 from contrafed.core.weighted_sum import weighted_sum
 from contrafed.server.base import Replies, Tensors
+from contrafed.server.replies import norm
 from contrafed.strategies.fedavg import FedAvg, Weights
 
 
@@ -71,18 +71,12 @@ class FedAWE(FedAvg):
         weights = shares / shares.sum()
         begun = [reply.start_model(shared) for reply in replies]  # x_k
         steps, lengths = replies.weighted_terms("delta", weights * self.config.server_lr * away)
-        scale = self._clip_scale(steps, lengths)
-        mean = weighted_sum(begun + steps, weights.tolist() + [scale * length for length in lengths])
+        if steps and (limit := self.config.clip_norm) is not None:
+            step = weighted_sum(steps, lengths)
+            steps, lengths = [step], [min(1.0, self.config.server_lr * limit / max(norm(step.values()), 1e-300))]
+        mean = weighted_sum(begun + steps, weights.tolist() + lengths)
         models[now] = {name: value.to(model[name].dtype) for name, value in mean.items()}
         active[replies.clients] = now
         needed = set(active[self.population.sizes > 0].tolist())
         self.state["models"] = {when: kept for when, kept in models.items() if when in needed}
         return mean
-
-    def _clip_scale(self, steps: list[Tensors], lengths: list[float]) -> float:
-        """Return the factor, at most 1, with which the mean step has at most the norm eta_g ``clip_norm``."""
-        limit = self.config.clip_norm
-        if limit is None or not steps:
-            return 1.0
-        length = math.sqrt(sum(float(total.square().sum()) for total in weighted_sum(steps, lengths).values()))
-        return min(1.0, self.config.server_lr * limit / length) if length else 1.0

@@ -172,6 +172,8 @@ import contrafed
 from contrafed import UserError, compose, run
 compose("strategy=pmfl")
 assert not {"torch", "flwr", "ray", "matplotlib", "pandas"} & set(sys.modules), sorted(sys.modules)
+from contrafed import Client
+assert "torch" in sys.modules
 """
     done = call_program(sys.executable, "-c", code, folder=tmp_path, path=str(ROOT))
     assert done.returncode == 0, done.stderr

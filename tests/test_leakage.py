@@ -144,6 +144,7 @@ def test_prototypes_are_no_gradient_but_counts_tell_labels(digit):
 def test_the_command_draws(tmp_path):
     assert leakage.main([f"--out={tmp_path}", "--images=1", "--steps=2", "--starts=1", "--cases=all_shared"]) == 0
     assert all((tmp_path / name).stat().st_size > 1000 for name in ("leakage.png", "leakage.pdf", "curves.png"))
+    assert (tmp_path / "leakage.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_the_command_leaves_rows_a_table_and_pictures_and_goes_on(tmp_path, capsys):

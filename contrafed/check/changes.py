@@ -15,7 +15,7 @@ from contrafed.check.lines import first_change, place_of
 from contrafed.check.problem import Problem, copy_tensors, run_rounds
 from contrafed.core.randomness import read_global_state
 from contrafed.core.tensors import Tensors
-from contrafed.core.trial import find_hidden_layers, list_numbers
+from contrafed.core.trial import HIDDEN_FIX, find_hidden_layers, list_numbers
 from contrafed.training.base import Client
 
 MAX_COSINE = 0.5  # between an update and the gradient of the cross-entropy
@@ -233,8 +233,7 @@ def check_parameters(problem: Problem) -> Fault | None:
     model: Any = problem.workspace.model
     if found := find_hidden_layers(model):
         where, kind, key = found
-        fix = "nn.ModuleList, nn.ModuleDict or nn.ParameterList"
-        return Fault(f"{where} hides layers, so that they never train", fix, line_of_attribute(kind, key))
+        return Fault(f"{where} hides layers, so that they never train", HIDDEN_FIX, line_of_attribute(kind, key))
     buffers = model.buffer_names
     leaves: Tensors = {name: value.clone().requires_grad_(name not in buffers) for name, value in model.tensors().items()}
     with model.holding(leaves):

@@ -14,7 +14,7 @@ NORMALISATION = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 class MaskedBatchNorm(_BatchNorm):
-    """BatchNorm whose moments in training are those of the real examples of a batch; names, momentum and eps are torch's.
+    """BatchNorm whose moments in training are those of the real examples of a batch. Names, momentum and eps are torch's.
 
     A stack of clients pads its batches. With ``mask`` (b,), 1 for an example and 0 for padding, padding has no influence.
     Running statistics are updated in place, as torch does, so that under ``vmap`` each client has its own.
@@ -79,7 +79,7 @@ def prepare_buffers(model: nn.Module) -> str:
 
 
 def _layer_fault(layer: _NormBase) -> str:
-    """Return why a normalisation layer cannot train in a stack of clients, with the fix; empty where it can."""
+    """Return why a normalisation layer cannot train in a stack of clients, with the fix. Empty if it can."""
     if isinstance(layer, _InstanceNorm):
         fix = "Fix: track_running_stats=False"
         return f"mixes the statistics of padded examples into its buffers. {fix}" if layer.track_running_stats else ""

@@ -91,7 +91,7 @@ def describe_fault(error: Exception, choice: Choice) -> str:
     The place is in the model's file, or in that of the network that it takes.
     """
     line = next(iter(str(error).splitlines()), "")
-    if hasattr(choice.config, "target") and (own := place_outside(error, str(choice.module.__file__))):
+    if _takes_network(choice) and (own := place_outside(error, str(choice.module.__file__))):
         return f"{type(error).__name__}: {line} ({own})"
     if isinstance(error, RuntimeError | MemoryError):
         return line
@@ -145,7 +145,12 @@ def check_built(choice: Choice, model: Any, num_classes: int) -> None:
 
 def _key_of(choice: Choice) -> str:
     """Return the beginning of an error about a network: the key that names another one."""
-    return "model.target" if hasattr(choice.config, "target") else f"model={choice.name}"
+    return "model.target" if _takes_network(choice) else f"model={choice.name}"
+
+
+def _takes_network(choice: Choice) -> bool:
+    """Return whether a model is a network of somebody else, named by ``model.target``."""
+    return hasattr(choice.config, "target")
 
 
 def _check_evaluation(choice: Choice, model: SplitModel, part: str, inputs: Tensor) -> None:
@@ -177,7 +182,7 @@ def try_model(choice: Choice, model: SplitModel, images: Tensor) -> None:
             fault = find_training_fault(model, images) if model.buffer_names else ""
             if model.buffer_names and not fault:
                 model.one_by_one = find_padding_influence(model, images)
-            untrained = find_untrained(model, images) if hasattr(choice.config, "target") and not fault else ""
+            untrained = find_untrained(model, images) if _takes_network(choice) and not fault else ""
     except UserError:
         raise
     except Exception as error:  # any error of layers that do not fit each other, or of a user's own

@@ -14,6 +14,7 @@ from contrafed.core.registry import short_place
 from contrafed.core.tensors import Tensors
 
 REAL, PADDED = 6, 2  # examples of a tried batch
+HIDDEN_FIX = "nn.ModuleList, nn.ModuleDict or nn.ParameterList"  # of layers in a plain list or dictionary
 OTHER = 0.1  # relative difference of two counts that are not equal
 
 
@@ -45,10 +46,14 @@ def copy_buffers(module: nn.Module) -> Tensors:
     return {name: value.clone() for name, value in module.named_buffers()}
 
 
+def list_own_layers(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the layers of an author by name: those that are neither torch's nor Contrafed's."""
+    return [pair for pair in module.named_modules() if not type(pair[1]).__module__.startswith(("torch.nn.", "contrafed."))]
+
+
 def has_own_buffers(module: nn.Module) -> bool:
-    """Return whether a layer that has buffers, or other tensors as constants, is neither torch's nor Contrafed's."""
-    own = (layer for layer in module.modules() if not type(layer).__module__.startswith(("torch.nn.", "contrafed.")))
-    return any(layer._buffers for layer in own)
+    """Return whether a layer of an author has buffers, or other tensors as constants."""
+    return any(layer._buffers for _, layer in list_own_layers(module))
 
 
 def find_changed_in_evaluation(module: nn.Module, x: Tensor) -> str:
@@ -65,9 +70,7 @@ def find_changed_in_evaluation(module: nn.Module, x: Tensor) -> str:
 def list_numbers(module: nn.Module) -> dict[str, Any]:
     """Return the plain numbers, and the lengths of lists, that the layers of an author keep, by name."""
     found: dict[str, Any] = {}
-    for path, layer in module.named_modules():
-        if type(layer).__module__.startswith(("torch.nn.", "contrafed.")):
-            continue
+    for path, layer in list_own_layers(module):
         for key, value in vars(layer).items():
             number = len(value) if isinstance(value, list) else value
             if isinstance(number, int | float) and key != "training" and not key.startswith("_"):
@@ -186,9 +189,9 @@ def find_padding_influence(model: Any, images: Tensor) -> str:
     one, other = (train_once(model, torch.cat([real, each]), torch.cat([mask, torch.zeros(PADDED)])) for each in padding)
     for name, value in alone.items():
         counts = not value.dim() and not torch.isclose(value, one.buffers[name], rtol=OTHER, atol=0)
-        if counts or _differ(one.buffers[name], other.buffers[name]):
+        if counts or differ(one.buffers[name], other.buffers[name]):
             return f"{own_name(model, name)} learns from a whole batch, which is padded in a stack"
-    if _differ(one.z, other.z):
+    if differ(one.z, other.z):
         return "examples of a batch have influence on each other in training, and batches are padded in a stack"
     return ""
 
@@ -198,5 +201,6 @@ def own_name(model: Any, name: str) -> str:
     return next((theirs for theirs, ours in model.own_names.items() if ours == name), name)
 
 
-def _differ(one: Tensor, other: Tensor) -> bool:
+def differ(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors differ. Elements that are not numbers are equal to each other."""
     return not torch.equal(one.nan_to_num(), other.nan_to_num())

@@ -78,9 +78,11 @@ def check_loaded(data: Any, where: str) -> list[str]:
         raise UserError(
             f"{where}: all pixels are 0 or 1 of 255, as if scaled twice. Fix: give uint8 in 0..255 or floats in 0..1"
         )
-    lines = [*data.loaded.notes, _check_names(data.loaded.class_names, where)]
-    same, more = _check_same(data, where), {"image": _check_copies, "values": _check_values}
-    lines += [same] if same or data.kind == "tokens" else more[data.kind](data, where)
+    lines = [*data.loaded.notes, _check_names(data.loaded.class_names, where), _check_same(data, where)]
+    if not lines[-1] and data.kind == "image":
+        lines += _check_copies(data, where)
+    elif not lines[-1] and data.kind == "values":
+        lines += _check_values(data, where)
     counts = count_classes(data)
     missing, trains, tests = np.sum(list(counts.values()), axis=0) == 0, counts["train"] > 0, counts["test"] > 0
     for split, found in counts.items():

@@ -167,7 +167,7 @@ class ClientStack:
 
 
 def describe_shapes(tensors: Mapping[str, Tensor], limit: int = 12) -> str:
-    """Return names and shapes of at most ``limit`` tensors, for reading."""
+    """Return names and shapes of at most ``limit`` tensors, for a reader."""
     shown = [f"{name} {tuple(value.shape)}" for name, value in list(tensors.items())[:limit]]
     return ", ".join([*shown, *([f"and {len(tensors) - limit} more"] if len(tensors) > limit else [])]) or "none"
 
