@@ -267,10 +267,11 @@ def test_results_are_added_to(sweep, monkeypatch, capsys):
     monkeypatch.chdir(sweep.parent)
     answer(capsys, "--results", "sweep")
     write_run(Path("more/moon-full-2"), (0.1, 0.5, 0.7), **method("moon", seed=2))
+    write_run(Path("more/fedavg-full-1"), (0.1, 0.4, 0.5), **method("fedavg", seed=1))
     status, _, _ = answer(capsys, "--results", "more", "--name", "sweep")
     assert status == 0
     names = [run.name for run in results.load(Path("results/sweep.csv"))]
-    assert len(names) == 7
+    assert len(names) == 8
     assert "moon-full-2" in names
     Path("results/sweep.md").write_text("# What moon does\n\nSix rounds.\n\n## Remarks\n\nIt wins.\n")
     Path("results/README.md").write_text("# Results\n\nOne disk failed.\n")
@@ -278,11 +279,12 @@ def test_results_are_added_to(sweep, monkeypatch, capsys):
     answer(capsys, "--results")
     index, page = Path("docs/RESULTS.md").read_text(), Path("docs/results/sweep.md").read_text()
     assert index.startswith(results_pages.HEAD + "\nOne disk failed.\n\n## Pages\n")
-    assert "| [What moon does](results/sweep.md) | 7 |\n| [Words alone](results/alone.md) | |\n" in index
+    assert "| [What moon does](results/sweep.md) | 8 |\n| [Words alone](results/alone.md) | |\n" in index
     assert Path("docs/results/alone.md").read_text() == "# Words alone\n\nNo run.\n"
-    assert page.startswith("# What moon does\n\nSix rounds.\n\n7 runs, seed 0, 1, 2.")
+    assert page.startswith("# What moon does\n\nSix rounds.\n\n8 runs, seed 0, 1, 2.")
     assert "![What moon does: accuracy](../figures/sweep-accuracy.png)\n\n## Remarks\n\nIt wins.\n" in page
     assert " seconds |" not in page
+    assert page.index("| **") < page.index("### Differences to FedAvg")  # methods by setting, the best in bold
 
 
 def test_long_curves_are_thinned_and_reach_a_target_in_the_same_round(tmp_path, monkeypatch):

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from contrafed.config.fairness import describe_differing_training, find_differing_training
-from contrafed.core.display_names import name_method
 from contrafed.core.errors import UserError
 from contrafed.report import figures, plots, published, significance, tables
 from contrafed.report.groups import describe_mixes, group_runs, usable
@@ -118,16 +117,20 @@ def format_differences(runs: Sequence[FinishedRun], title: str, *, named: bool =
     Args:
         runs: The runs.
         title: Title of the table.
-        named: Show display names instead of keys.
+        named: Show display names instead of keys, and before the differences methods by settings.
     """
     scores = significance.collect_scores(runs)
     if scores is not None and named:
         scores = name_scores(scores, [group for group in group_runs(runs) if group.until is None])
     table = None if scores is None else significance.build_differences(scores, title)
-    if table is None or table.numbers["n"].max() < 2:
+    if scores is None or table is None or table.numbers["n"].max() < 2:
         return ""
-    baseline = name_method(significance.BASELINE) if named else significance.BASELINE
-    return f"\n### Differences to {baseline}\n\n{table.markdown}{significance.DIFFERENCES}"
+    if not named:
+        return f"\n### Differences to {significance.BASELINE}\n\n{table.markdown}{significance.DIFFERENCES}"
+    cells = significance.build_method_table(scores, title)
+    said = cells.title.removeprefix(f"{title}: ").capitalize()
+    means = f"\n### Methods by setting\n\n{said}.\n\n{cells.markdown}{significance.BOLD}"
+    return f"{means}\n### Differences to {scores.baseline}\n\n{table.markdown}{significance.DIFFERENCES}"
 
 
 def name_of(folder: Path) -> str:
