@@ -190,6 +190,12 @@ def test_a_claim_without_runs_or_with_other_keys_is_an_error(tmp_path, changes, 
         find_one(tmp_path, (0.5,), (0.4,), **changes)
 
 
+def test_a_claim_with_two_runs_of_a_seed_is_an_error(tmp_path, expect_error):
+    write_run(tmp_path / "runs" / "again", (0.1, 0.2, 0.3), **method("moon", seed=0))
+    with expect_error("claims.yaml"):
+        find_one(tmp_path, (0.5,), (0.4,))
+
+
 def test_the_papers_claims_have_the_published_differences():
     for claim in yaml.safe_load((ROOT / "results" / "claims.yaml").read_text(encoding="utf-8")):
         paper, table, *_ = claim["where"].split(", ")

@@ -118,6 +118,11 @@ def build_claims_table(findings: Sequence[Finding], heads: Sequence[str] = HEADS
 def _compare(claim: Mapping[str, Any], runs: Mapping[str, list[FinishedRun]], digits: Sequence[FinishedRun]) -> Finding:
     """Compare the two sides of a claim. ``digits`` has runs of the same methods with several seeds."""
     first, second = (_select(claim, side, runs) for side in ("first", "second"))
+    for side, found in (("first", first), ("second", second)):
+        if len({(run.method, run.summary["seed"]) for run in found}) < len(found):
+            raise UserError(
+                f"claims.yaml: {side} of '{claim['claim']}' has two runs of a method and seed. Fix: name a key of one"
+            )
     ours = {run.summary["seed"]: 100 * run.number(claim["value"]) for run in first}
     theirs = dict[int, float]()
     for run in second:  # of several methods the best one of a seed
