@@ -279,7 +279,7 @@ def draw(found: dict[tuple[Any, ...], dict[str, Any]], path: Path) -> None:
             axis.set(xscale="log", yscale="log" if name == "seconds" else "linear", xlabel=part, ylabel=names[name])
     for axis in axes[:, 1:].flat:
         axis.set_ylim(bottom=0)
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=len(NAMES) + 3)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=len(engines))
     figure.savefig(path)
 
 

@@ -118,11 +118,6 @@ def build_claims_table(findings: Sequence[Finding], heads: Sequence[str] = HEADS
 def _compare(claim: Mapping[str, Any], runs: Mapping[str, list[FinishedRun]], digits: Sequence[FinishedRun]) -> Finding:
     """Compare the two sides of a claim. ``digits`` has runs of the same methods with several seeds."""
     first, second = (_select(claim, side, runs) for side in ("first", "second"))
-    for side, found in (("first", first), ("second", second)):
-        if len({(run.method, run.summary["seed"]) for run in found}) < len(found):
-            raise UserError(
-                f"claims.yaml: {side} of '{claim['claim']}' has two runs of a method and seed. Fix: name a key of one"
-            )
     ours = {run.summary["seed"]: 100 * run.number(claim["value"]) for run in first}
     theirs = dict[int, float]()
     for run in second:  # of several methods the best one of a seed
@@ -159,7 +154,7 @@ def measure_spread(runs: Sequence[FinishedRun], first: str, second: str, value: 
 
 
 def _select(claim: Mapping[str, Any], side: str, runs: Mapping[str, list[FinishedRun]]) -> list[FinishedRun]:
-    """Return the runs of one side of a claim."""
+    """Return the runs of one side of a claim, at most one of a method and seed."""
     wanted = dict(claim[side])
     file, method = wanted.pop("file"), wanted.pop("method")
     besides = claim["first"]["method"] if method == BEST else None
@@ -171,4 +166,6 @@ def _select(claim: Mapping[str, Any], side: str, runs: Mapping[str, list[Finishe
             found.append(run)
     if not found:
         raise UserError(f"claims.yaml: results/{file}.csv has no run for the {side} side of '{claim['claim']}'")
+    if len({(run.method, run.summary["seed"]) for run in found}) < len(found):
+        raise UserError(f"claims.yaml: {side} of '{claim['claim']}' has two runs of a method and seed. Fix: name a key of one")
     return found

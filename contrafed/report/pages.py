@@ -125,11 +125,11 @@ def format_differences(runs: Sequence[FinishedRun], title: str, *, named: bool =
     table = None if scores is None else significance.build_differences(scores, title)
     if scores is None or table is None or table.numbers["n"].max() < 2:
         return ""
-    if not named:
-        return f"\n### Differences to {significance.BASELINE}\n\n{table.markdown}{significance.DIFFERENCES}"
-    cells = significance.build_method_table(scores, title)
-    said = cells.title.removeprefix(f"{title}: ").capitalize()
-    means = f"\n### Methods by setting\n\n{said}.\n\n{cells.markdown}{significance.BOLD}"
+    means = ""
+    if named:
+        cells = significance.build_method_table(scores, title)
+        said = cells.title.removeprefix(f"{title}: ").capitalize()
+        means = f"\n### Methods by setting\n\n{said}.\n\n{cells.markdown}{significance.BOLD}"
     return f"{means}\n### Differences to {scores.baseline}\n\n{table.markdown}{significance.DIFFERENCES}"
 
 
