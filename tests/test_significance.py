@@ -62,6 +62,14 @@ def test_differences_are_of_equal_seeds(sweep):
     assert cells[2:5] == ("3", "+2.00", "-0.48 to +4.48")
 
 
+def test_a_tiny_p_is_not_zero():
+    values = [[60.0, 50.0], [61.0, 51.0], [62.0, 52.0 + 1e-6]]
+    table = pd.DataFrame(values, pd.MultiIndex.from_product([["a"], range(3)], names=["setting", "seed"]), ["moon", "fedavg"])
+    scores = significance.Scores("test accuracy", ("participation",), {"a": ("a",)}, table, "fedavg")
+    differences = significance.build_differences(scores, "title")
+    assert (differences.rows[0][5], "$<$ 0.001" in differences.latex) == ("< 0.001", True)
+
+
 def test_the_best_and_what_cannot_be_told_from_it_are_bold(sweep):
     scores = significance.collect_scores(find([sweep]))
     assert significance.compare_to_best(scores, "participation=full") == {"moon": True, "fedavg": True, "ditto": False}

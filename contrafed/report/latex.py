@@ -5,6 +5,7 @@ from collections.abc import Sequence
 GREEK = ("alpha", "beta", "gamma", "delta", "varepsilon", "eta", "lambda", "mu", "sigma", "varphi", "tau")
 _TEX = str.maketrans({
     **{mark: f"\\{mark}" for mark in "&%$#_{}"}, "\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}", "±": r"$\pm$",
+    "<": "$<$", ">": "$>$",
     **{letter: f"$\\{name}$" for letter, name in zip("αβγδεηλμσφτ", GREEK, strict=True)},
 })  # fmt: skip
 

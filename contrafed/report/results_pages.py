@@ -39,8 +39,9 @@ Differences are those of two methods, in points. With several seeds the 95 % int
 of the paper, and an interval without 0. `results/claims.yaml` lists the claims.
 
 The number of seeds is that of a paired t test which finds the published difference in 80 % of all cases. For a claim with one
-seed the difference's standard deviation is that of the same two methods on the digits. There each seed has another federation,
-so it is rather too large. Without runs on the digits three seeds are the least for an interval.
+seed the difference's standard deviation is that of the same two methods on the digits. There all seeds have one federation, so
+it is rather too small for seeds with federations of their own. Without runs on the digits three seeds are the least for an
+interval.
 """
 CORRELATIONS = """
 Over all accuracies of a table that have our value and the published one. The last column is for the same cells of the table's

@@ -176,12 +176,17 @@ def build_differences(scores: Scores, title: str) -> Table | None:
         values = scores.settings[setting]
         interval = "" if math.isnan(pair.low) else f"{pair.low:+.2f} to {pair.high:+.2f}"
         seeds = "" if math.isnan(pair.seeds) else f"{pair.seeds:.0f}" if math.isfinite(pair.seeds) else "more than 10,000"
-        rows.append((method, *values, str(pair.n), f"{pair.mean:+.2f}", interval, figure_of(p, digits=3), seeds))
+        rows.append((method, *values, str(pair.n), f"{pair.mean:+.2f}", interval, _format_p(p), seeds))
         described = dict(zip(scores.keys, values, strict=True))
         said = {"n": pair.n, "difference": pair.mean, "low": pair.low, "high": pair.high, "p": pair.p, "p_holm": p}
         numbers.append({"method": method, **described, **said, "seeds_for_one_point": pair.seeds})
     heads = ("method", *scores.keys, "n", "difference", "95 % interval", "p (Holm)", "seeds for one point")
     return Table(f"{title}: {scores.said}, differences to {scores.baseline}", heads, tuple(rows), pd.DataFrame(numbers))
+
+
+def _format_p(p: float) -> str:
+    """Return a p value with three digits, and an empty cell for NaN."""
+    return "< 0.001" if p < 0.001 else figure_of(p, digits=3)
 
 
 def rank_scores(scores: Scores) -> Ranking | None:

@@ -67,7 +67,7 @@ class Table:
 
 def _numeric(cells: Sequence[str]) -> bool:
     filled = [cell for cell in cells if cell not in ("", "-")]
-    return bool(filled) and all(cell.lstrip("+-(* ").replace(",", "")[:1].isdigit() for cell in filled)
+    return bool(filled) and all(cell.lstrip("+-(*< ").replace(",", "")[:1].isdigit() for cell in filled)
 
 
 def figure_of(mean: float, deviation: float = math.nan, digits: int = 2) -> str:
