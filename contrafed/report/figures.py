@@ -169,7 +169,8 @@ def _clients(found: Sequence[Group], title: str) -> dict[str, Figure]:
         traces = {group.label: [run.mean_over_clients(metric) for run in group.runs] for group in found[: LINES + 1]}
         traces = {label: seeds for label, seeds in traces.items() if all(seeds)}
         if traces and len(found) <= LINES:
-            out[name] = plots.draw("curves", {"": traces}, title, "round", ylabel, window=_window({"": traces}))
+            whose = f": {name_label(*traces)}" if len(traces) == 1 < len(found) else ""
+            out[name] = plots.draw("curves", {"": traces}, title + whose, "round", ylabel, window=_window({"": traces}))
     return out
 
 

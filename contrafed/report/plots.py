@@ -294,7 +294,8 @@ def dots(values: Mapping[str, Mapping[str, Sequence[float]]], title: str, xlabel
         below = [mean for mean, _ in map(over_seeds, table.values()) if mean < edge]
         if below:
             said = ", ".join(f"{mean:.1f}" for mean in below)
-            axes.annotate(said, (edge, row), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8)
+            behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+            axes.annotate(said, (edge, row), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8, bbox=behind)
         for setting, numbers in table.items():
             mean, deviation = over_seeds(numbers)
             axes.errorbar(
