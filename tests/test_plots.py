@@ -165,7 +165,8 @@ def test_which_figures_suit_which_runs(tmp_path):
     assert set(clients) == {"accuracy", "clients", "clients_cdf", "weights"}
     assert get_panel(clients["weights"]).lines[0].get_ydata().tolist() == [2]
     one = runs_of(tmp_path / "one", {"clients": rows, **method("fedau")}, method("fedavg"))  # only FedAU's clients have weights
-    assert "FedAU" in figures.of_runs(one, "")["weights"].get_suptitle()
+    alone = figures.of_runs(one, "")
+    assert all("FedAU" in alone[name].get_suptitle() for name in ("weights", "clients_cdf"))
     many = figures.of_runs(runs_of(tmp_path / "many", *(method(name) for name in METHODS[:17])), "")
     assert len(get_panel(many["accuracy"]).get_yticklabels()) == 17  # dots, a row a method
 

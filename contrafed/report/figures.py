@@ -156,7 +156,11 @@ def _clients(found: Sequence[Group], title: str) -> dict[str, Figure]:
     if at_end:
         pooled = {label: [100 * x for seed in values for x in seed.values()] for label, values in at_end.items()}
         out["clients_cdf"] = plots.draw(
-            "cdf", {"": pooled}, title, "accuracy of a client on its own test part (%)", "share of clients"
+            "cdf",
+            {"": pooled},
+            _name_single(title, pooled, found),
+            "accuracy of a client on its own test part (%)",
+            "share of clients",
         )
     if 1 <= len(at_end) <= CLIENT_ROWS:
         first = {label: {client: 100 * x for client, x in values[0].items()} for label, values in at_end.items()}
@@ -169,9 +173,14 @@ def _clients(found: Sequence[Group], title: str) -> dict[str, Figure]:
         traces = {group.label: [run.mean_over_clients(metric) for run in group.runs] for group in found[: LINES + 1]}
         traces = {label: seeds for label, seeds in traces.items() if all(seeds)}
         if traces and len(found) <= LINES:
-            whose = f": {name_label(*traces)}" if len(traces) == 1 < len(found) else ""
-            out[name] = plots.draw("curves", {"": traces}, title + whose, "round", ylabel, window=_window({"": traces}))
+            named = _name_single(title, traces, found)
+            out[name] = plots.draw("curves", {"": traces}, named, "round", ylabel, window=_window({"": traces}))
     return out
+
+
+def _name_single(title: str, shown: Mapping[str, Any], found: Sequence[Group]) -> str:
+    """Return a title that names the only line of several groups, because a single line has no legend."""
+    return f"{title}: {name_label(*shown)}" if len(shown) == 1 < len(found) else title
 
 
 def _swept(found: Sequence[Group], title: str, said: str, points: Callable[[FinishedRun], Points]) -> dict[str, Figure]:
