@@ -4,11 +4,11 @@
     python benchmarks/growth.py --rows growth.jsonl --draw growth.svg   # the table and the figure of earlier cells
     python benchmarks/growth.py --rows growth.jsonl --parts participants --engines local pfl --pfl peers/bin/python
 
-Each cell is one process of at most ``--limit`` seconds. Cells take turns, and values are medians. ``CPU`` is a round's CPU time
-in the process. ``start-up`` is the time from the start of the process to the end of its first round, less a median round or the
-first, whichever is shorter. ``MiB`` is the largest proportional size in memory of the process and of all that it started.
-``stacks`` is ``engine=local`` with ``engine.stack_size=auto``. ``plain`` is Flower's simulation with its FedAvg, and clients
-that do nothing. ``pfl`` is Apple's, in the environment of ``--pfl``. ``--least`` and ``--most`` choose cells by size.
+Each cell is one process of at most ``--limit`` seconds. Cells take turns, and values are medians. CPU is a round's CPU time in
+the process. The start-up is the time until the first round begins, and what this round takes beyond a median one. MiB is the
+largest proportional size in memory of the process and of all that it started. The engine ``stacks`` is ``engine=local`` with
+``engine.stack_size=auto``. The engine ``plain`` is Flower's simulation with its FedAvg, and clients that do nothing. The engine
+``pfl`` is Apple's, in the environment of ``--pfl``. The options ``--least`` and ``--most`` choose cells by size.
 """
 
 import argparse
@@ -79,8 +79,7 @@ class Rounds:
     def about(self) -> dict[str, float]:
         """Return the start-up's seconds, and the median wall and CPU seconds of a round after the first."""
         seconds, cpu = (statistics.median(b - a for a, b in itertools.pairwise(v[1:])) for v in (self.seconds, self.cpu))
-        first = self.seconds[1] - self.seconds[0]
-        return {"start": self.seconds[1] - min(first, seconds), "seconds": seconds, "cpu": cpu}
+        return {"start": max(self.seconds[0], self.seconds[1] - seconds), "seconds": seconds, "cpu": cpu}
 
 
 def ours(engine: str, clients: int, participants: int, rounds: int, folder: Path) -> Rounds:

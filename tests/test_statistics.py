@@ -106,7 +106,7 @@ def test_paired_differences_see_what_separate_means_hide():
 
 
 def test_how_many_seeds_a_point_needs():
-    # A published value: a paired t test with effect size 0.5, power 0.8 and level 0.05 needs 34 pairs; 1.0 needs 10.
+    # A published value: a paired t test with effect size 0.5, power 0.8 and level 0.05 needs 34 pairs. 1.0 needs 10.
     assert count_seeds(2.0) == 34
     assert count_seeds(1.0) == 10
     assert count_seeds(2.0, difference=2.0) == 10

@@ -4,7 +4,7 @@
 
     - claim: PMFL is above FedAU
       where: Table I, CIFAR-10, Bernoulli
-      first: {file: pmfl-table1, method: pmfl}       # runs of results/FILE.csv; keys with a dot select by the configuration
+      first: {file: pmfl-table1, method: pmfl}       # runs of results/FILE.csv, keys with a dot select by the configuration
       second: {file: pmfl-table1, method: fedau}     # method: best is the best other method of the same runs
       value: accuracy_top5_mean                      # a key of the summary, a fraction
       published: 0.50                                # points

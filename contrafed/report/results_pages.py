@@ -40,7 +40,7 @@ of the paper, and an interval without 0. `results/claims.yaml` lists the claims.
 
 The number of seeds is that of a paired t test which finds the published difference in 80 % of all cases. For a claim with one
 seed the difference's standard deviation is that of the same two methods on the digits. There all seeds have one federation, so
-it is rather too small for seeds with federations of their own. Without runs on the digits three seeds are the least for an
+it is rather too small if each seed has another federation. Without runs on the digits three seeds are the least for an
 interval.
 """
 CORRELATIONS = """
