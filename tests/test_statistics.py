@@ -91,7 +91,8 @@ def test_a_paired_difference_by_hand():
     assert found.is_tie
     assert not compare_pairs([12, 22, 32.1], [10, 20, 30]).is_tie
     assert compare_pairs([5, 6], [5, 6]).p == 1
-    assert compare_pairs([5, 6], [4, 5]).p == 0
+    equal = compare_pairs([5, 6, 8], [4, 5, 7])  # a t test would find p = 0
+    assert (equal.n, equal.mean, math.isnan(equal.low), math.isnan(equal.p), equal.is_tie) == (3, 1, True, True, False)
     alone = compare_pairs([5], [4])
     assert (alone.n, alone.mean, math.isnan(alone.low), math.isnan(alone.p), alone.is_tie) == (1, 1, True, True, False)
     assert compare_pairs([NAN], [1]).n == 0
@@ -110,7 +111,7 @@ def test_how_many_seeds_a_point_needs():
     assert count_seeds(2.0) == 34
     assert count_seeds(1.0) == 10
     assert count_seeds(2.0, difference=2.0) == 10
-    assert count_seeds(1e-6) == 2
+    assert count_seeds(1e-6) == count_seeds(0) == 2
     assert math.isinf(count_seeds(1000))
 
 
@@ -156,11 +157,17 @@ def find_one(tmp_path, ours, theirs, **changes):
 @pytest.mark.parametrize(
     ("ours", "theirs", "changes", "verdict", "needs"),
     [
-        ((0.50, 0.60), (0.40, 0.50), {}, "reproduced", ""),
-        ((0.50, 0.60), (0.40, 0.50), {"published": -1.0}, "not reproduced", ""),
+        ((0.50, 0.60, 0.62), (0.40, 0.50, 0.50), {}, "reproduced", ""),
+        ((0.50, 0.60, 0.62), (0.40, 0.50, 0.50), {"published": -1.0}, "not reproduced", ""),
+        ((0.40, 0.50, 0.50), (0.50, 0.60, 0.62), {"published": -1.0}, "reproduced", ""),
+        # Differences 1, -1, 0.5: the interval is -2.4 to 2.8.
+        ((0.51, 0.49, 0.505), (0.50, 0.50, 0.50), {"published": 5.0}, "not reproduced", ""),
+        ((0.51, 0.49, 0.505), (0.50, 0.50, 0.50), {"published": -5.0}, "not reproduced", ""),
+        ((0.51, 0.49, 0.505), (0.50, 0.50, 0.50), {"published": 1.0}, "not decided", "about 11 seeds"),
+        ((0.50, 0.60, 0.70), (0.40, 0.50, 0.60), {}, "not decided", "about 4 seeds"),  # equal differences have no interval
+        ((0.50, 0.60), (0.40, 0.501), {}, "not decided", "at least 3 seeds"),
         ((0.50,), (0.40,), {}, "not decided", "at least 3 seeds"),
         ((0.50,), (0.40,), {"rounds": 1000}, "not decided", "1,000 rounds, at least 3 seeds"),
-        ((0.50, 0.40), (0.40, 0.50), {}, "not decided", "about 395 seeds"),
     ],
 )
 def test_a_verdict(tmp_path, ours, theirs, changes, verdict, needs):
@@ -178,10 +185,26 @@ def test_a_claim_with_one_seed_needs_as_many_as_the_spread_on_the_digits_says(tm
     assert find_one(tmp_path, (0.50,), (0.40,)).needs == seeds
 
 
-def test_the_best_other_method_and_the_cells_by_hand(tmp_path):
-    finding = find_one(tmp_path, (0.50, 0.62), (0.40, 0.50), second={"file": "some", "method": "best"})
-    assert finding.row[:5] == ("MOON is above FedAvg", "here", "2", "20 of 20", "+2.00")
-    assert finding.row[5].startswith("+11.00 (")
+def test_the_digits_spread_is_that_of_the_claims_own_pattern(tmp_path):
+    """Differences of 10 and 8 points under the claim's pattern, of 10 and 2 under another."""
+    for pattern, second in (("full", 0.52), ("cyclic", 0.58)):
+        for name, values in (("moon", (0.60, 0.60)), ("fedavg", (0.50, second))):
+            for seed, value in enumerate(values):
+                write_run(
+                    tmp_path / "digits" / f"{pattern}{name}{seed}", (0.1, 0.2, value), **method(name, seed=seed),
+                    participation={"name": pattern},
+                )  # fmt: skip
+    results.keep(find([tmp_path / "digits"]), tmp_path, "digits")
+    assert find_one(tmp_path, (0.50,), (0.40,)).needs == "about 7 seeds"
+    assert find_one(tmp_path / "other", (0.50,), (0.40,)).needs == "at least 3 seeds"
+
+
+def test_the_best_other_method_is_the_best_over_all_seeds(tmp_path):
+    for seed, value in enumerate((0.30, 0.55, 0.50)):  # below FedAvg in the mean, above it with seed 1
+        write_run(tmp_path / "runs" / f"ditto{seed}", (0.1, 0.2, value), **method("ditto", seed=seed))
+    finding = find_one(tmp_path, (0.50, 0.62, 0.60), (0.40, 0.50, 0.50), second={"file": "some", "method": "best"})
+    assert finding.row[:5] == ("MOON is above FedAvg", "here", "3", "20 of 20", "+2.00")
+    assert finding.row[5].startswith("+10.67 (")
 
 
 @pytest.mark.parametrize("changes", [{"more": 1}, {"first": {"file": "some", "method": "ditto"}}])

@@ -5,7 +5,7 @@
     - claim: PMFL is above FedAU
       where: Table I, CIFAR-10, Bernoulli
       first: {file: pmfl-table1, method: pmfl}       # runs of results/FILE.csv, keys with a dot select by the configuration
-      second: {file: pmfl-table1, method: fedau}     # method: best is the best other method of the same runs
+      second: {file: pmfl-table1, method: fedau}     # method: best is the other method with the best mean over seeds
       value: accuracy_top5_mean                      # a key of the summary, a fraction
       published: 0.50                                # points
       rounds: 10000                                  # of the paper
@@ -32,7 +32,7 @@ from contrafed.report.tables import Table
 KEYS = {"claim", "where", "first", "second", "value", "published", "rounds", "reason"}
 BEST = "best"
 SPREAD = "digits"  # runs of many methods with several seeds: how much two methods' difference varies
-MIN_SEEDS = 3  # that an interval needs to be of use
+MIN_SEEDS = 3  # of a verdict
 HEADS = ("claim", "table", "seeds", "rounds", "published", "ours", "verdict", "still needs", "reason")
 
 
@@ -49,10 +49,7 @@ class Finding:
     @property
     def verdict(self) -> str:
         """Reproduced, not reproduced, or not decided."""
-        if self.needs:
-            return "not decided"
-        same = (self.difference.mean > 0) == (self.claim["published"] > 0)
-        return "reproduced" if same else "not reproduced"
+        return "not decided" if self.needs else self._shown
 
     @property
     def needs(self) -> str:
@@ -60,15 +57,23 @@ class Finding:
         needs = []
         if self.rounds < self.claim["rounds"]:
             needs.append(f"{self.claim['rounds']:,} rounds")
-        if self.difference.n < 2:
-            needs.append(self._seeds_for_one)
-        elif self.difference.is_tie:
-            needs.append(_say_seeds(count_seeds(self.std, abs(self.claim["published"]))))
+        if self.difference.n < MIN_SEEDS:
+            needs.append(self._seeds_for_few)
+        elif not self._shown:
+            needs.append(_say_seeds(max(count_seeds(self.std, abs(self.claim["published"])), self.difference.n + 1)))
         return ", ".join(needs)
 
     @property
-    def _seeds_for_one(self) -> str:
-        """How many seeds a claim with one seed needs, by the digits' spread if that is known."""
+    def _shown(self) -> str:
+        """What the interval shows: that the sign is the published one, that the difference is not as large, or nothing."""
+        low, high = self.difference.low, self.difference.high
+        if self.claim["published"] < 0:
+            low, high = -high, -low
+        return "reproduced" if low > 0 else "not reproduced" if high < abs(self.claim["published"]) else ""
+
+    @property
+    def _seeds_for_few(self) -> str:
+        """How many seeds a claim with one or two needs, by the digits' spread if that is known."""
         if math.isnan(self.spread):
             return f"at least {MIN_SEEDS} seeds"
         return _say_seeds(count_seeds(self.spread, abs(self.claim["published"])))
@@ -118,38 +123,41 @@ def build_claims_table(findings: Sequence[Finding], heads: Sequence[str] = HEADS
 def _compare(claim: Mapping[str, Any], runs: Mapping[str, list[FinishedRun]], digits: Sequence[FinishedRun]) -> Finding:
     """Compare the two sides of a claim. ``digits`` has runs of the same methods with several seeds."""
     first, second = (_select(claim, side, runs) for side in ("first", "second"))
+    values = dict[str, dict[int, float]]()
+    for run in second:
+        values.setdefault(run.method, {})[run.summary["seed"]] = 100 * run.number(claim["value"])
     ours = {run.summary["seed"]: 100 * run.number(claim["value"]) for run in first}
-    theirs = dict[int, float]()
-    for run in second:  # of several methods the best one of a seed
-        seed, value = run.summary["seed"], 100 * run.number(claim["value"])
-        theirs[seed] = max(value, theirs.get(seed, -math.inf))
-    shared = sorted(ours.keys() & theirs.keys())
-    if not shared:
+    found = {method: [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs)] for method, theirs in values.items()}
+    found = {method: differences for method, differences in found.items() if differences}
+    if not found:
         raise UserError(f"claims.yaml: the two sides of '{claim['claim']}' share no seed")
-    difference = compare_pairs([ours[seed] for seed in shared], [theirs[seed] for seed in shared])
-    _, std = over_seeds([ours[seed] - theirs[seed] for seed in shared])
-    best = max(second, key=lambda run: run.number(claim["value"]))
-    spread = measure_spread(digits, first[0].method, best.method, claim["value"])
-    return Finding(claim, difference, std, min(run.summary["rounds"] for run in (*first, *second)), spread)
+    best = min(found, key=lambda method: float(np.mean(found[method])))
+    differences, std = found[best], over_seeds(found[best])[1]
+    spread = measure_spread(digits, first[0], best, claim["value"])
+    rounds = min(run.summary["rounds"] for run in (*first, *second))
+    return Finding(claim, compare_pairs(differences, [0.0] * len(differences)), std, rounds, spread)
 
 
-def measure_spread(runs: Sequence[FinishedRun], first: str, second: str, value: str) -> float:
-    """Return the standard deviation over seeds of two methods' difference in points, pooled over participation patterns.
+def measure_spread(runs: Sequence[FinishedRun], first: FinishedRun, second: str, value: str) -> float:
+    """Return the standard deviation over seeds of two methods' difference in points, in the first one's participation pattern.
 
-    It is NaN unless both methods have two seeds of one pattern.
+    If the runs do not have its pattern, the standard deviation is pooled over those that they have. It is NaN unless both
+    methods have two seeds of one pattern.
     """
     found: dict[tuple[Any, Any], dict[str, float]] = {}
     for run in runs:
-        if run.method in (first, second):
+        if run.method in (first.method, second):
             place = run.config["participation"]["name"], run.summary["seed"]
             found.setdefault(place, {})[run.method] = 100 * run.number(value)
     patterns: dict[Any, list[float]] = {}
     for (pattern, _), values in found.items():
         if len(values) == 2:
-            patterns.setdefault(pattern, []).append(values[first] - values[second])
-    several = [np.array(differences) for differences in patterns.values() if len(differences) > 1]
-    freedom = sum(len(differences) - 1 for differences in several)
-    squares = sum(float(((differences - differences.mean()) ** 2).sum()) for differences in several)
+            patterns.setdefault(pattern, []).append(values[first.method] - values[second])
+    several = {pattern: np.array(differences) for pattern, differences in patterns.items() if len(differences) > 1}
+    own = several.get(first.config["participation"]["name"])
+    taken = [own] if own is not None else list(several.values())
+    freedom = sum(len(differences) - 1 for differences in taken)
+    squares = sum(float(((differences - differences.mean()) ** 2).sum()) for differences in taken)
     return math.sqrt(squares / freedom) if freedom else math.nan
 
 

@@ -110,18 +110,14 @@ class Comparison:
         return [(key, part) for key, part in grouped if part["ours"].notna().any()]  # type: ignore[misc]
 
     def correlations(self) -> list[tuple[tuple[str, str, str], float, int]]:
-        """Return (what is ranked, Spearman's correlation of its values, number of cells) for each with a value of ours."""
+        """Return (what is ranked, Spearman's correlation of its values, number of cells) for each with a value of ours.
+
+        Cells of several columns are in no correlation: an easy and a hard column, or training and test images, agree for any
+        methods.
+        """
         grouped = self.cells.groupby(find_ranking_columns(self.cells), sort=False)
         some = [(key, part) for key, part in grouped if part["ours"].notna().any()]
         return [(key, *spearman(part["ours"].tolist(), part["paper"].tolist())) for key, part in some]  # type: ignore[misc]
-
-    def correlation(self) -> tuple[float, int]:
-        """Return Spearman's correlation over all cells of the table's accuracies, and their number.
-
-        An easy and a hard data set agree for any methods, so ``correlations`` are stricter.
-        """
-        part = self.both[self.both["metric"].str.endswith("accuracy")]
-        return spearman(part["ours"].tolist(), part["paper"].tolist())
 
 
 def find_ranking_columns(cells: pd.DataFrame) -> list[str]:

@@ -36,21 +36,23 @@ GUIDE = """## How to read the tables
 """
 CLAIMS = """
 Differences are those of two methods, in points. With several seeds the 95 % interval is in brackets. A verdict needs all rounds
-of the paper, and an interval without 0. `results/claims.yaml` lists the claims.
+of the paper and three seeds. A claim is reproduced if the whole interval has the published sign. It is not reproduced if the
+interval also has 0 or the other sign in it, and ends below the published difference. `results/claims.yaml` lists the claims.
 
 The number of seeds is that of a paired t test which finds the published difference in 80 % of all cases. For a claim with one
-seed the difference's standard deviation is that of the same two methods on the digits. There all seeds have one federation, so
-it is rather too small if each seed has another federation. Without runs on the digits three seeds are the least for an
-interval.
+or two seeds the difference's standard deviation is that of the same two methods on the digits, five seeds in the same
+participation pattern. If the digits lack the pattern, it is pooled over Bernoulli, Markovian and uniform. Such a number is
+rough: with five seeds the true variance is between a third and eight times the estimate. On the digits all seeds have one
+federation, so the number is rather too small if each seed has another. Without runs on the digits three seeds are the least.
 """
 CORRELATIONS = """
-Over all accuracies of a table that have our value and the published one. The last column is for the same cells of the table's
-page with the most cells. So it says what other settings change. Fewer than three cells have no correlation.
+Within a column of a table, over the methods that have our value and the published one. The last column is for the same methods
+on the table's page with the most cells. So it says what other settings change. Fewer than three methods have no correlation.
+With few methods it says little: two random orders of four have a correlation of 0.8 or more in one case of six.
 """
 # Of the table of runs. The CSV has them, and "rounds" has the planned number.
 HIDDEN_COLUMNS = ("seconds", "num_rounds", "eval_every")
 RANKS = ("rank", "paper_rank")
-MIN_CELLS = 3  # of a correlation
 
 
 def write_results_pages(home: Path) -> list[Path]:
@@ -216,50 +218,52 @@ def build_cell_table(found: Sequence[tuple[Comparison, pd.DataFrame]]) -> Table:
 
 
 def build_correlation_table(comparison: Comparison) -> Table:
-    """Return Spearman's correlation with the paper: over all accuracies, and within each column or other ranking."""
-    every = [("all accuracies", *comparison.correlation())]
-    for key, rho, cells in comparison.correlations():
-        if cells > 1:
-            every.append((" ".join(map(_name_part, filter(None, key))), rho, cells))
-    rows = [(name, "" if math.isnan(rho) else f"{rho:.2f}", str(cells)) for name, rho, cells in every]
+    """Return Spearman's correlation with the paper within each column or other ranking of more than one cell."""
+    rows = [
+        (_name_ranking(key), "" if math.isnan(rho) else f"{rho:.2f}", str(cells))
+        for key, rho, cells in comparison.correlations() if cells > 1
+    ]  # fmt: skip
     heads = ("cells", "correlation", "number of cells")
     return Table("Spearman's correlation", heads, tuple(rows), pd.DataFrame(rows, columns=list(heads)))
 
 
 def build_overview(stored: Mapping[Path, Sequence[FinishedRun]]) -> Table:
-    """Return Spearman's correlation of every table of the papers on the pages, and that of the main page on the same cells.
+    """Return Spearman's correlation of every ranking on the pages, and that of the main page on the same cells.
 
     Args:
         stored: The runs of each file of ``results/``.
     """
     found = [
-        (path.stem, comparison, accuracy_cells(comparison))
+        (path.stem, comparison, key, part)
         for path, runs in sorted(stored.items(), key=lambda item: item[0].stem)
         for comparison in published.compare(usable(runs, unfinished=True)[0])
+        for key, part in split_rankings(comparison)
     ]
     rows = []
-    for page, comparison, cells in found:
-        if len(cells) < MIN_CELLS:
+    for page, comparison, key, part in found:
+        rho, count = spearman(part["ours"].tolist(), part["paper"].tolist())
+        if math.isnan(rho):
             continue
-        same = [item for item in found if (item[1].paper, item[1].table) == (comparison.paper, comparison.table)]
-        main = max((item[2] for item in same), key=len)
-        shared = main.loc[main.index.intersection(cells.index)]
-        before = (
-            ""
-            if main is cells or len(shared) < MIN_CELLS
-            else f"{spearman(shared['ours'].tolist(), shared['paper'].tolist())[0]:.2f}"
-        )
-        rho, count = spearman(cells["ours"].tolist(), cells["paper"].tolist())
+        same = [item for item in found if (item[1].name, item[2]) == (comparison.name, key)]
+        main = max((item[3] for item in same), key=len)
+        shared = main.loc[main.index.intersection(part.index)]
+        before = math.nan if main is part else spearman(shared["ours"].tolist(), shared["paper"].tolist())[0]
+        place = (comparison.name, _name_ranking(key), f"[{page}](results/{page}.md)")
         changed = ", ".join(f"`{key}`" for key in comparison.changed)
-        rows.append((comparison.name, f"[{page}](results/{page}.md)", changed, str(count), f"{rho:.2f}", before))
-    heads = ("table", "page", "changed settings", "number of cells", "correlation", "correlation of the main page")
+        rows.append((*place, changed, str(count), f"{rho:.2f}", "" if math.isnan(before) else f"{before:.2f}"))
+    heads = ("table", "column", "page", "changed settings", "methods", "correlation", "correlation of the main page")
     return Table("Spearman's correlation", heads, tuple(rows), pd.DataFrame(rows, columns=list(heads)))
 
 
-def accuracy_cells(comparison: Comparison) -> pd.DataFrame:
-    """Return the accuracies that have our value and the paper's, by data set, setting, metric and method."""
-    both = comparison.both
-    return both[both["metric"].str.endswith("accuracy")].set_index(["dataset", "setting", "metric", "method"])
+def split_rankings(comparison: Comparison) -> list[tuple[tuple[str, ...], pd.DataFrame]]:
+    """Return (what is ranked, its accuracies that have our value and the paper's, by cell) of each ranking."""
+    both = comparison.both[comparison.both["metric"].str.endswith("accuracy")]
+    grouped = both.groupby(published.find_ranking_columns(comparison.cells), sort=False)
+    return [(key, part.set_index(published.CELL)) for key, part in grouped]  # type: ignore[misc]
+
+
+def _name_ranking(key: Sequence[str]) -> str:
+    return " ".join(map(_name_part, filter(None, key)))
 
 
 def _name_part(part: str) -> str:

@@ -70,6 +70,9 @@ def band(series: Sequence[Points]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 class PairedDifference:
     """The mean of paired differences with its 95 % interval and p value. NaN stands for a value that needs more pairs.
 
+    If all differences are equal, but not 0, they have neither. Accuracies are multiples of 1 / images, so two or three
+    differences are equal by chance.
+
     ``seeds``: how many a difference of one point needs (``count_seeds``), NaN if that is unknown.
     """
 
@@ -99,8 +102,8 @@ def compare_pairs(ours: Sequence[float], theirs: Sequence[float]) -> PairedDiffe
     if n < 2:
         return PairedDifference(n, mean)
     std = float(differences.std(ddof=1))
-    if std < 1e-12:  # equal differences: the test would divide by their std
-        return PairedDifference(n, mean, mean, mean, 0.0 if abs(mean) > 1e-12 else 1.0, 2.0)
+    if std < 1e-12:  # equal differences do not say how much others would vary
+        return PairedDifference(n, mean) if abs(mean) > 1e-12 else PairedDifference(n, 0.0, 0.0, 0.0, 1.0)
     test = stats.ttest_rel(differences, np.zeros(n))
     interval = test.confidence_interval(1 - ALPHA)
     return PairedDifference(n, mean, float(interval.low), float(interval.high), float(test.pvalue), count_seeds(std))
@@ -116,6 +119,8 @@ def count_seeds(std: float, difference: float = 1.0) -> float:
     Returns:
         At least 2; infinity above ``MAX_SEEDS``.
     """
+    if std == 0:
+        return 2.0
 
     def compute_power(n: int) -> float:
         shift = difference / std * math.sqrt(n)

@@ -353,16 +353,17 @@ def comparison_latex(comparison: Comparison) -> str:
 
 
 def correlation_lines(comparison: Comparison) -> list[str]:
-    """Return Spearman's correlation with the paper: over all cells, then for each column or other ranking."""
-    rho, cells = comparison.correlation()
-    lines = [f"Spearman's correlation with the paper over all accuracies: {_rho(rho)} ({cells} cells)"]
+    """Return Spearman's correlation with the paper: the mean over columns or other rankings, and each one's."""
+    lines = list[str]()
     inner = comparison.correlations()
     known = [value for _, value, _ in inner if not math.isnan(value)]
     if len(known) > 1:
         by_column = find_ranking_columns(comparison.cells) == COLUMN
         within = f"within a column, the mean over {len(known)} columns" if by_column else "over settings, the mean"
-        lines.append(f"{within}: {sum(known) / len(known):.2f}")
-    return lines + [f"{' '.join(filter(None, key))}: {_rho(value)} ({count} cells)" for key, value, count in inner]
+        lines.append(f"Spearman's correlation with the paper {within}: {sum(known) / len(known):.2f}")
+    for key, value, count in inner:
+        lines.append(f"Spearman's correlation, {' '.join(filter(None, key))}: {_rho(value)} ({count} cells)")
+    return lines
 
 
 def _rho(value: float) -> str:
