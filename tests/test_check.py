@@ -100,6 +100,21 @@ def test_the_cheap_part_runs_before_a_run(mistake, author, tmp_path, expect_erro
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("mistake", ["torch's global", "an attribute", "a change of what", "an in-place activation"])
+def test_a_slow_machine_refuses_the_same(mistake, author, monkeypatch, expect_error):
+    monkeypatch.setattr("contrafed.check.before_run.MAX_SECONDS", 0)
+    with expect_error("strategy"):
+        run(author(by_name(mistake), "engine=local")[0])
+
+
+def test_a_run_prints_a_line_about_a_check_that_would_take_long(author, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("contrafed.check.before_run.MAX_SECONDS", 0)
+    config, _ = author(by_name("a generator"), "engine=local", "num_rounds=1", f"output_dir={tmp_path}/run")
+    run(config)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "contrafed check" in line]
+    assert "two calls give the same output" in line
+
+
 def test_the_cheap_part_takes_less_than_a_second(author):
     from contrafed.check.before_run import check_before_run, is_own
     from contrafed.data.federation import load_federation
