@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from helpers import build_received, config_of, same, stacked_and_alone
+from helpers import build_received, checked_jobs, config_of, same, stacked_and_alone
 from networks import Small
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
@@ -193,6 +193,20 @@ def test_a_file_that_does_not_fit_is_one_line(changes, tmp_path, expect_error):
     save_file(replace_tensors(Small(num_classes=10).state_dict(), **changes), tmp_path / "a.safetensors")
     with expect_error("model.pretrained"):
         make(pretrained=str(tmp_path / "a.safetensors"))
+
+
+def test_a_sweep_takes_weights_that_fit_the_data_and_refuses_a_file_that_nothing_can_read(tmp_path, expect_error):
+    """It assumes images of another size before its first job."""
+    config = config_of("model=mlp")["model"]
+    save_file(build_model(choose("model", config), 1, (8, 8), 10, 0).state_dict(), tmp_path / "a.safetensors")
+    sweep = ("model=mlp", "num_clients=4", "strategy=fedavg,fedprox")
+    runs = checked_jobs(*sweep, f"model.pretrained={tmp_path}/a.safetensors")
+    assert [run.client.model.values["pretrained"] for run in runs] == [f"{tmp_path}/a.safetensors"] * 2
+    with expect_error():
+        checked_jobs(*sweep, f"model.pretrained={tmp_path}/b.safetensors")
+    (tmp_path / "b.safetensors").write_bytes(b"no weights")
+    with expect_error():
+        checked_jobs(*sweep, f"model.pretrained={tmp_path}/b.safetensors")
 
 
 @pytest.mark.parametrize("content", [b"", b"no weights", (64).to_bytes(8, "little") + b'{"x":', Small(), {"epoch": 3}])

@@ -100,6 +100,25 @@ def test_code_that_lacks_something_is_one_line_before_anything_is_loaded(home, e
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        'raise ValueError("only grey images")',
+        'raise UserError("model.channels: only for grey images")',
+        "assert in_channels == 1",
+        "{1: 8}[in_channels]",
+    ],
+)
+def test_a_network_for_other_images_than_a_sweep_assumes_is_left_to_its_job(home, expect_error, line):
+    change_part(
+        home, "model", "    first = nn", f"    from contrafed import UserError\n    if in_channels == 3: {line}\n    first = nn"
+    )
+    model = make_run(home, "model").client.model
+    assert build_model(model, 1, (8, 8), 10, 0).num_classes == 10
+    with expect_error():
+        build_model(model, 3, (32, 32), 10, 0)
+
+
+@pytest.mark.parametrize(
     ("group", "old", "new"),
     [
         ("dataset", r"return make_images\(.*", "return x, y\n"),

@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,12 +17,14 @@ import torch
 from contrafed.config.run_config import Run
 from contrafed.core import registry
 from contrafed.core.buffers import has_batch_norm
-from contrafed.core.client_run import choose
+from contrafed.core.build import InputsError
+from contrafed.core.client_run import choose, model_settings
 from contrafed.core.errors import UserError
 from contrafed.core.inputs import build_model_for, example_inputs
 from contrafed.core.privacy import central, none
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import Tensors
+from contrafed.core.weights import read_weights
 from contrafed.data.clock import make_clock
 from contrafed.data.participation import make_participation, pattern_class_of
 from contrafed.server.aggregation import make_aggregation
@@ -186,9 +189,11 @@ def check_strategy(run: Run, strategy: FederatedStrategy, initial: Tensors) -> N
 def try_method(run: Run) -> None:
     """Check the method of a run without its data, on a model for images of a common size. A sweep does so before its first job.
 
-    Raises ``UserError``. What is built here is discarded.
+    Raises ``UserError``. What is built here is discarded. A network that is only for other images is left to its job.
     """
     model = _outline(json.dumps(dict(run.client.model.values), sort_keys=True))
+    if model is None:
+        return
     check_model(run, model)
     population = Population(np.broadcast_to(1, run.num_clients), np.broadcast_to(0, run.num_clients))
     proportions = np.broadcast_to(1 / CLASSES, (run.num_trained, CLASSES))
@@ -220,8 +225,17 @@ def _declared_fault(messages: Any, client: type[Client], model: SplitModel, conf
 
 
 @lru_cache(maxsize=1)
-def _outline(values: str) -> SplitModel:
-    """Return the chosen model with parameters that have no values."""
+def _outline(values: str) -> SplitModel | None:
+    """Return the chosen model with parameters that have no values, or None if it cannot be built for these images.
+
+    Weights of a file fit the data's images, so that they are read and not loaded.
+    """
     choice = choose("model", json.loads(values))
+    if (file := model_settings(choice.values).pretrained) is not None:
+        read_weights(file)
+    choice = replace(choice, values={**choice.values, "pretrained": None})
     inputs = example_inputs(choice, (CHANNELS, SIDE, SIDE))
-    return build_model_for(choice, inputs, CLASSES, 0, tried=False).to("meta")
+    try:
+        return build_model_for(choice, inputs, CLASSES, 0, tried=False).to("meta")
+    except InputsError:
+        return None

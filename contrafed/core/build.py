@@ -1,5 +1,6 @@
 """Build the chosen model, check it, and try it on two images."""
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from contrafed.core import registry
+from contrafed.core import registry, split_model
 from contrafed.core.buffers import prepare_buffers
 from contrafed.core.client_run import Choice, model_settings
 from contrafed.core.drawn import drops
@@ -27,6 +28,12 @@ from contrafed.core.trial import (
 from contrafed.core.weights import freeze, load_pretrained
 
 MIN_SIDE_PX = 8  # pixels of the shorter side
+SHIPPED = "contrafed.models."
+WRONG_CODE = (AttributeError, ImportError, NameError, TypeError)  # errors that no other inputs avoid
+
+
+class InputsError(UserError):
+    """A network that cannot be built for these inputs. It may be built for others."""
 
 
 def build_model(
@@ -74,13 +81,22 @@ def use_seed(seed: int) -> Iterator[None]:
 
 
 def call_build(choice: Choice, in_channels: int, size: tuple[int, ...], num_classes: int, said: str) -> SplitModel:
-    """Return what a model's ``build`` makes, checked. ``said`` names the inputs in an error."""
+    """Return what a model's ``build`` makes, checked. ``said`` names the inputs in an error.
+
+    Raises:
+        InputsError: For an error that other inputs may avoid.
+        UserError: For other errors.
+    """
     try:
         model: SplitModel = choice.module.build(choice.config, in_channels, size, num_classes)
-    except UserError:
-        raise
+    except UserError as error:
+        if not _is_own(choice):
+            raise
+        raise InputsError(str(error), error.key) from error
     except Exception as error:  # layers that do not fit, too little memory, or an error in the user's code
-        raise UserError(f"model={choice.name} cannot be built for {said}: {describe_fault(error, choice)}") from error
+        raises = traceback.extract_tb(error.__traceback__)[-1].filename
+        kind = UserError if isinstance(error, WRONG_CODE) or raises == split_model.__file__ else InputsError
+        raise kind(f"model={choice.name} cannot be built for {said}: {describe_fault(error, choice)}") from error
     check_built(choice, model, num_classes)
     return model
 
@@ -146,6 +162,11 @@ def check_built(choice: Choice, model: Any, num_classes: int) -> None:
 def _key_of(choice: Choice) -> str:
     """Return the beginning of an error about a network: the key that names another one."""
     return "model.target" if _takes_network(choice) else f"model={choice.name}"
+
+
+def _is_own(choice: Choice) -> bool:
+    """Return whether a model is not one of the project's."""
+    return not choice.module.__name__.startswith(SHIPPED)
 
 
 def _takes_network(choice: Choice) -> bool:

@@ -33,7 +33,7 @@ def load_pretrained(model: Any, path: str) -> list[str]:
         UserError: For a file that cannot be read, or tensors that are missing, unexpected or of another shape.
     """
     file = Path(path).expanduser()
-    found = {model.own_names.get(name, name): value for name, value in _read_weights(file).items()}
+    found = {model.own_names.get(name, name): value for name, value in read_weights(path).items()}
     wanted, where = model.state_dict(keep_vars=True), f"model.pretrained: {file}"
     own = {name: theirs for theirs, name in model.own_names.items()}
     notices, fresh = [], {name for name in HEAD if name in wanted}
@@ -73,8 +73,9 @@ def _other_classes(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) ->
     return all(a[1:] == b[1:] for a, b in shapes) and any(a[:1] != b[:1] for a, b in shapes)
 
 
-def _read_weights(file: Path) -> Tensors:
+def read_weights(path: str) -> Tensors:
     """Return the tensors of a file by name. Raises ``UserError``."""
+    file = Path(path).expanduser()
     if not file.is_file():
         raise UserError(f"model.pretrained: there is no file {file}")
     try:
