@@ -1,6 +1,7 @@
 """model=torch: any nn.Module is split at its head, has weights of a file, frozen parts, and layers that drop."""
 
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,12 +11,14 @@ from networks import Small
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 from tiny import engines_agree
+from torch import nn
 
 from contrafed.core import registry
 from contrafed.core.build import build_model
-from contrafed.core.client_run import choose, client_run_of
+from contrafed.core.client_run import Choice, choose, client_run_of
 from contrafed.core.drawn import Drawn, draw_uniform
 from contrafed.core.randomness import torch_generator
+from contrafed.core.split_model import SplitModel, Stages
 from contrafed.core.tensors import size_of
 from contrafed.runs.run import run
 from contrafed.training.batches import draw_numbers
@@ -207,6 +210,32 @@ def test_a_sweep_takes_weights_that_fit_the_data_and_refuses_a_file_that_nothing
     (tmp_path / "b.safetensors").write_bytes(b"no weights")
     with expect_error():
         checked_jobs(*sweep, f"model.pretrained={tmp_path}/b.safetensors")
+
+
+def test_a_network_of_ones_own_can_name_the_tensors_of_a_file(tmp_path, expect_error):
+    """As torchvision's names of a body whose head is the classifier."""
+    body = nn.Sequential(nn.Flatten(), nn.Linear(64, 6))
+    state = {**body.state_dict(), "fc.weight": torch.ones(10, 6), "fc.bias": torch.ones(10)}
+    save_file({name: torch.full_like(value, 2) for name, value in state.items()}, tmp_path / "a.safetensors")
+    mapped = {name: f"encoder.stages.0.{name}" for name in body.state_dict()}
+    mapped |= {"fc.weight": "classifier.weight", "fc.bias": "classifier.bias"}
+
+    def make_own(names):
+        def build(config, in_channels, image_size, num_classes):
+            model = SplitModel(Stages([body], [nn.ReLU()]), nn.Identity(), nn.Linear(6, num_classes))
+            model.own_names = names
+            return model
+
+        module = SimpleNamespace(__name__="mine", __file__=__file__, build=build)
+        values = {"pretrained": f"{tmp_path}/a.safetensors", "freeze": ["1.weight"] if names else []}
+        return build_model(Choice("mine", module, None, values), 1, (8, 8), 10, 0)
+
+    with expect_error("model.pretrained") as found:
+        make_own({})
+    assert "model.own_names" in str(found.value)
+    model = make_own(mapped)
+    assert all((value == 2).all() for value in model.state_dict().values())
+    assert model.frozen_names == {"encoder.stages.0.1.weight"}
 
 
 @pytest.mark.parametrize("content", [b"", b"no weights", (64).to_bytes(8, "little") + b'{"x":', Small(), {"epoch": 3}])

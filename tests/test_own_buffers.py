@@ -1,4 +1,4 @@
-"""Buffers of own layers: those that a forward pass updates, alone and in a stack, and what cannot be right is refused."""
+"""Own layers in training: buffers that a forward pass updates, alone and in a stack. What cannot be right is refused."""
 
 import os
 import re
@@ -8,12 +8,18 @@ import torch
 from helpers import build_received, config_of, same, slow, stacked_and_alone
 from own_layers import Centred
 from safetensors.torch import load_file, save_file
+from test_models import built_by, split_of
 from test_networks import make
 from tiny import engines_agree
+from torch import nn
+from torchvision.ops import StochasticDepth
 
 from contrafed.check.command import check_run
 from contrafed.config.run_config import resolve
-from contrafed.core.client_run import client_run_of
+from contrafed.core.build import build_model
+from contrafed.core.client_run import choose, client_run_of
+from contrafed.core.drawn import replace_drawing
+from contrafed.core.split_model import SplitModel, Stages
 from contrafed.engines.engine_run import stack_size_for
 from contrafed.runs.run import run
 from contrafed.training.batches import draw_batches
@@ -179,3 +185,63 @@ def test_what_no_client_can_keep_is_one_line(name, expect_error):
         make(f"own_layers.{name}", channels=1)
     assert re.search(REFUSED[name], str(found.value))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class Body(nn.Module):
+    """A network that acts in training as ``act`` of its first layer's output and itself says."""
+
+    def __init__(self, act, layer=None):
+        super().__init__()
+        self.first, self.layer, self.act = nn.Linear(64, 16), layer or nn.Identity(), act
+
+    def forward(self, x):
+        return self.act(self.layer(self.first(x.flatten(1))), self)
+
+
+ACTS = {
+    "a factor": lambda x, body: x * 100 if body.training else x,
+    "dropout": lambda x, body: nn.functional.dropout(x, 0.9, body.training),
+    "a private generator": lambda x, body: x + body.training * torch.randn(x.shape, generator=torch.Generator()),
+    "two outputs": lambda x, body: (x, x) if body.training else x,
+    "an error": lambda x, body: x.missing if body.training else x,
+}
+
+
+@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
+def test_what_acts_only_in_training_where_a_layer_never_is_is_refused(act, expect_error):
+    with expect_error("model"):
+        built_by(split_of(lambda: Body(act)))()
+
+
+def test_so_is_a_layer_that_drops_by_itself_unless_its_draws_are_replaced(expect_error):
+    def build(*given):
+        return split_of(lambda: Body(lambda x, body: x, StochasticDepth(0.5, "row")))(*given)
+
+    def build_drawn(*given):
+        replace_drawing(model := build(*given))
+        return model
+
+    with expect_error("model") as found:
+        built_by(build)()
+    assert "encoder.stages.0.layer (StochasticDepth)" in str(found.value)
+    assert built_by(build_drawn)().draws
+
+
+@pytest.mark.parametrize("act", [lambda x, body: x.log(), lambda x, body: nn.functional.dropout(x, 0.5)])
+def test_what_acts_in_evaluation_too_is_left_to_other_checks(act):
+    """Its outputs are not finite, or it draws, which a check of the method names with its line."""
+    built = built_by(split_of(lambda: Body(act)))()
+    assert not any(layer.training for layer in built.modules())
+
+
+def test_layers_with_buffers_and_the_projects_own_dropout_may_act_in_training():
+    def build(config, in_channels, image_size, num_classes):
+        stage = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16))
+        return SplitModel(Stages([stage], [nn.ReLU()]), nn.Identity(), nn.Linear(16, num_classes), dropout=0.5)
+
+    assert built_by(build)().dropout == 0.5
+
+
+def test_networks_of_the_project_are_not_tried_so(monkeypatch):
+    monkeypatch.setattr("contrafed.core.build.find_inactive", None)
+    build_model(choose("model", config_of("model=resnet18")["model"]), 1, (8, 8), 10, 0)

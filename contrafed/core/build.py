@@ -17,6 +17,7 @@ from contrafed.core.randomness import torch_generator
 from contrafed.core.split_model import SplitModel, Stages
 from contrafed.core.trial import (
     find_changed_in_evaluation,
+    find_inactive,
     find_padding_influence,
     find_training_fault,
     find_uninitialised,
@@ -134,7 +135,8 @@ def check_built(choice: Choice, model: Any, num_classes: int) -> None:
         raise UserError(f"{said} that has each parameter once, got {twice[0]}, which it has by another name too")
     if fixed := [name for name, value in model.named_parameters() if not value.requires_grad]:
         raise UserError(
-            f"{said} whose parameters require a gradient, got {fixed[0]}; what trains is for a method to say (parts=)"
+            f"{said} whose parameters require a gradient, got {fixed[0]}. "
+            "Fix: model.freeze with such names, in place of requires_grad_(False)"
         )
     unsized = [name for name, value in model.named_parameters() if nn.parameter.is_lazy(value)]
     if unsized:
@@ -149,7 +151,7 @@ def check_built(choice: Choice, model: Any, num_classes: int) -> None:
     model.notices = (*loaded, *freeze(model, settings.freeze))
     if fault := prepare_buffers(model):
         raise UserError(f"{_key_of(choice)}: {fault}")
-    model.train(model.training and not model.buffer_names)
+    model.eval()
     model.buffers_are = settings.buffers
     if model.buffers_are != "average" and not model.buffer_names:
         raise UserError(f"model.buffers={model.buffers_are}: model={choice.name} has no buffers. Fix: leave it out")
@@ -203,6 +205,8 @@ def try_model(choice: Choice, model: SplitModel, images: Tensor) -> None:
             fault = find_training_fault(model, images) if model.buffer_names else ""
             if model.buffer_names and not fault:
                 model.one_by_one = find_padding_influence(model, images)
+            if _is_own(choice) and not fault:
+                fault = find_inactive(model, images)
             untrained = find_untrained(model, images) if _takes_network(choice) and not fault else ""
     except UserError:
         raise

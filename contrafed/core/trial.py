@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from contrafed.core.buffers import MaskedBatchNorm
+from contrafed.core.randomness import keeping_global_state, read_global_state
 from contrafed.core.registry import short_place
 from contrafed.core.tensors import Tensors
 
@@ -174,6 +175,52 @@ def find_training_fault(model: Any, images: Tensor) -> str:
         name = own_name(model, tried.with_graph)
         return f"its forward pass leaves a graph in {name}. Fix: change buffers under torch.no_grad()"
     return ""
+
+
+def find_inactive(model: Any, images: Tensor) -> str:
+    """Return which layer of a ``SplitModel`` acts only in training mode, where it never is, with a fix, or nothing.
+
+    Clients have only layers with buffers in training mode. Draws in evaluation are left to ``contrafed check``.
+    """
+    learning = {layer for _, layer in model._layers_with_buffers}
+    without = {name: layer for name, layer in model.named_modules() if layer not in learning}
+    x = make_noise(images, len(images))
+    torch.backends.mha.set_fastpath_enabled(False)  # type: ignore[no-untyped-call]  # as in a Workspace
+
+    def acts(*training: nn.Module) -> bool:
+        """Return whether these layers in training mode draw, or change the representations."""
+        z = _represent(model, x, set(training))
+        same = z is not None and z.shape == plain.shape and torch.allclose(z, plain, rtol=1e-3, atol=1e-4, equal_nan=True)
+        return not same
+
+    try:
+        with keeping_global_state(), keeping_buffers(model):
+            plain = _represent(model, x, set())
+            if plain is None or not acts(*without.values()) or acts():
+                return ""
+            name = next((name for name, layer in without.items() if acts(layer)), "")
+    finally:
+        model.eval()
+    return f"{name or 'the network'} ({type(without[name]).__name__}) {INACTIVE}"
+
+
+def _represent(model: Any, x: Tensor, training: set[nn.Module]) -> Any:
+    """Return the representations of ``x`` with some layers in training mode, or None if the pass draws or raises."""
+    for layer in model.modules():
+        layer.training = layer in training
+    before = read_global_state()
+    try:
+        z = model.represent(x)
+    except Exception:  # such as of another output in training
+        return None
+    return z if isinstance(z, Tensor) and read_global_state() == before else None
+
+
+INACTIVE = (
+    "acts differently in training, and layers without buffers are never in training mode here. "
+    "Fix: dropout=RATE of SplitModel, contrafed.core.drawn.replace_drawing(network) for layers that drop, "
+    "or a buffer in the layer that reads self.training"
+)
 
 
 def find_padding_influence(model: Any, images: Tensor) -> str:

@@ -49,9 +49,10 @@ def load_pretrained(model: Any, path: str) -> list[str]:
     missing = [name for name in needed if name not in found and name not in fresh]
     if missing:
         shown = own.get(missing[0], missing[0])
+        given = f", or in build model.own_names, which maps the file's names, such as {next(iter(found))}, to these"
         raise UserError(
             f"{where} lacks {len(missing)} of the network's {len(needed)} tensors, such as {shown}"
-            ". Fix: a file of the same network"
+            f". Fix: a file of the same network{'' if own else given}"
         )
     if more := sorted(found.keys() - wanted.keys()):
         raise UserError(f"{where} has tensors that the network has not: {len(more)}, such as {more[0]}. Fix: leave them out")
