@@ -42,7 +42,7 @@ def check_before_run(run: Run, federation: Federation, model: SplitModel) -> Non
     began, threads = time.perf_counter(), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        problem = make_problem(run, federation, model, (EXAMPLES,), torch.float32)
+        problem = make_problem(run, federation, model, (EXAMPLES,), torch.float32, epochs=1)
         problem.update([0])
         for check in (*CHEAP, check_repeats):
             if check is check_repeats and time.perf_counter() - began > MAX_SECONDS:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from contrafed.check.fault import find_difference
 from contrafed.check.lines import Author, place_of
 from contrafed.core.registry import short_place
+from contrafed.core.tensors import unwrap
 
 # Return the part of a tensor that is compared, None for none.
 Pick = Callable[[Tensor], Tensor | None]
@@ -44,7 +44,7 @@ def _record(author: Author, call: Callable[[], Any], pick: Pick) -> list[Line]:
             named = dict(frame.f_locals)
             if event == "return":
                 named |= argument if isinstance(argument, dict) else {"": argument}
-            parts = {name: pick(_unwrap(value)) for name, value in named.items() if isinstance(value, Tensor)}
+            parts = {name: pick(unwrap(value)) for name, value in named.items() if isinstance(value, Tensor)}
             kept = {name: part.detach().clone() for name, part in parts.items() if part is not None}
             lines.append((short_place(frame.f_code.co_filename, last[key]), kept))
         last.pop(key, None) if event in ("call", "return") else last.update({key: frame.f_lineno})
@@ -62,14 +62,6 @@ def _record(author: Author, call: Callable[[], Any], pick: Pick) -> list[Line]:
     finally:
         sys.settrace(tracing)
     return lines
-
-
-def _unwrap(value: Tensor) -> Tensor:
-    """Return the tensor of all clients that a tensor within ``vmap`` and ``grad`` stands for."""
-    inside: Any = torch._C._functorch
-    while inside.is_functorch_wrapped_tensor(value):
-        value = inside.get_unwrapped(value)
-    return value
 
 
 def line_of_attribute(kind: type, name: str) -> str:

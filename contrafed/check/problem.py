@@ -26,6 +26,7 @@ from contrafed.training.base import Client, Evaluation, Update
 from contrafed.training.workspace import Workspace, client_class_of, install, uninstall
 
 SIZES, TESTS, BATCH = (10, 6, 3), 3, 4  # examples of each client, and of a batch: clients leave a stack at different steps
+EPOCHS = 2  # so that images repeat
 ROUNDS = 2
 
 
@@ -82,11 +83,11 @@ def author_of(run: Run, model: SplitModel) -> Author:
     return Author([*classes, run.client.model.module, run.client.dataset.module, run.client.partition.module])
 
 
-def shorten(run: Run, batch: int) -> Run:
-    """Return the run with one epoch of small batches as its local training, if the method's settings allow that."""
+def shorten(run: Run, batch: int, epochs: int) -> Run:
+    """Return the run with a few epochs of small batches as its local training, if the method's settings allow that."""
     strategy = run.client.strategy
     try:
-        local = replace(strategy.config.local, epochs=1, iterations=None, batch_size=batch, last_batch="merge", augment=())
+        local = replace(strategy.config.local, epochs=epochs, iterations=None, batch_size=batch, last_batch="merge", augment=())
         config = replace(strategy.config, local=local)
     except UserError:
         return run
@@ -94,14 +95,19 @@ def shorten(run: Run, batch: int) -> Run:
 
 
 def make_problem(
-    run: Run, federation: Federation, model: SplitModel, sizes: Sequence[int] = SIZES, dtype: torch.dtype = torch.float64
+    run: Run,
+    federation: Federation,
+    model: SplitModel,
+    sizes: Sequence[int] = SIZES,
+    dtype: torch.dtype = torch.float64,
+    epochs: int = EPOCHS,
 ) -> Problem:
     """Return the problem of a run on a few of its examples. Each client has several classes, as far as there are some.
 
     The model is copied. What clients receive is the first broadcast of the run's strategy.
     """
     data = federation.data
-    run = shorten(run, min(BATCH, max(sizes)))
+    run = shorten(run, min(BATCH, max(sizes)), epochs)
     y, test = data.y.numpy(), data.test.numpy()
     pool = np.flatnonzero(~test) if (~test).any() else np.arange(len(y))
     turn = np.array([(y[pool][:place] == y[pool][place]).sum() for place in range(min(len(pool), 2000))])

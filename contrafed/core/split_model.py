@@ -90,6 +90,7 @@ class SplitModel(nn.Module):
 
     buffers_are: Buffers = "average"  # model.buffers
     trained_parts: frozenset[str] = frozenset()  # whose buffers a phase's forward passes update, and whose layers drop
+    encoded_by: Mapping[str, int] = MappingProxyType({})  # encoder whose outputs a phase's batches have: where its tensors are
     own_names: Mapping[str, str] = MappingProxyType({})  # of a network's state dict -> names of these tensors
     takes_channels: int = 0  # 3 for a network of colour images that gets grey ones, which are then repeated
     image_size: tuple[int, int] | None = None  # (H, W) to which images are resized (model.image_size)

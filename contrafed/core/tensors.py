@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
+
+_inside: Any = torch._C._functorch
+_is_wrapped: Callable[[Tensor], bool] = _inside.is_functorch_wrapped_tensor
 
 # Names of the types in safetensors files.
 TYPES = {
@@ -53,6 +56,18 @@ def add_prefix(name: str, tensors: Mapping[str, Tensor]) -> Tensors:
 def size_of(tensors: Mapping[str, Tensor]) -> int:
     """Return the size of tensors in bytes."""
     return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def unwrap(value: Tensor) -> Tensor:
+    """Return the tensor of all clients that a tensor within ``vmap`` and ``grad`` stands for."""
+    while _is_wrapped(value):
+        value = _inside.get_unwrapped(value)
+    return value
+
+
+def find_storage(value: Tensor) -> int:
+    """Return where in memory the numbers of a tensor are. Views of one tensor have the same place."""
+    return (unwrap(value) if _is_wrapped(value) else value).untyped_storage().data_ptr()
 
 
 def flat(tensors: Mapping[str, Tensor]) -> Tensor:

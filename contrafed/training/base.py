@@ -200,7 +200,7 @@ class Client(NumPyClient):
         try:
             self.losses.append(loop.train(self, mine, phase))
         finally:
-            stack.step = mine.step  # errors name the step
+            stack.step, self.model.encoded_by = mine.step, {}  # errors name the step
         return self.losses[-1]
 
     def make_upload(self, stack: ClientStack) -> Tensors:
@@ -226,9 +226,10 @@ class Client(NumPyClient):
 
     def forward(self, params: Tensors, batch: Batch, with_levels: bool = False) -> Features:
         """Run one client's model on its batch in a loss, with the step's dropout and buffers in training."""
+        encoded = loop.is_encoded(self.model, params, batch.x)
         dropout = batch.dropout if self.model.dropout or self.model.draws else None
         with self.precision(), self.model.training_on(batch.mask, dropout), self.model.holding(params) as model:
-            return self.widen_features(model(batch.x, dropout, with_levels, encoded=batch.x.dim() == 2))
+            return self.widen_features(model(batch.x, dropout, with_levels, encoded=encoded))
 
     def task_loss(self, features: Features, batch: Batch) -> Tensor:
         """Compute the mean cross-entropy of one client's batch."""
@@ -247,8 +248,7 @@ class Client(NumPyClient):
     def encode(self, params: Tensors, x: Tensor) -> Tensor:
         """Return one client's encoder outputs (n, E) of images."""
         with self.precision(), self.model.holding(params) as model:
-            out: Tensor = model.encoder(x)
-        return out.to(self.workspace.dtype)
+            return model.encoder(x).to(self.workspace.dtype)  # type: ignore[no-any-return]
 
     def gradients(self, loss: Loss, params: Tensors, batch: Batch, loss_inputs: Any) -> Tensors:
         """Return the gradient (B, ...) of every client's loss at ``params`` (B, ...)."""

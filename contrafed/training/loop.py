@@ -11,7 +11,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from contrafed.core.errors import unknown
-from contrafed.core.tensors import Tensors, select_prefix
+from contrafed.core.tensors import Tensors, find_storage, select_prefix
 from contrafed.training.batches import Batch, Batches
 from contrafed.training.client_stack import ClientStack, expand_like, in_order
 from contrafed.training.errors import ReturnError, kind_of
@@ -132,6 +132,7 @@ def _train(client: Any, stack: ClientStack, phase: Phase) -> Losses:
     fixed_encoder = (encoder or client.model.frozen_names) and not any("/" in name or name in encoder for name in learning)
     client.model.trained_parts = parts_with_buffers(client, stack, learning)
     inputs = batches.table(client.encode, encoder) if fixed_encoder and batches.repeat else None
+    client.model.encoded_by = {} if inputs is None else {n: find_storage(v) for n, v in encoder.items()}
     tables = {name: batches.table(function, model) for name, (function, model) in phase.reference_models.items()}
     kept = select_prefix(stack.state, f"optimizer/{phase.purpose}") if local_training.keep_optimizer else {}
     optimizer = Optimizer(local_training, stack.server_round, stack.sizes, {n: stack.params[n] for n in learning}, kept)
@@ -157,6 +158,19 @@ def _train(client: Any, stack: ClientStack, phase: Phase) -> Losses:
         stack.state |= {f"optimizer/{phase.purpose}/{n}": v for n, v in optimizer.export_state().items()}
     taken = [steps * phase.repeat for steps in batches.steps]
     return Losses(taken, batches.counts.repeat_interleave(phase.repeat, 1), rows)
+
+
+def is_encoded(model: Any, params: Tensors, x: Tensor) -> bool:
+    """Return whether a batch has encoder outputs in place of images. Raises ``TypeError`` if ``params`` has another encoder."""
+    if x.dim() != 2:
+        return False
+    for name, place in model.encoded_by.items():
+        if name not in params or find_storage(params[name]) != place:
+            raise TypeError(
+                f"forward: {name} is not the trained model's. This phase keeps the encoder fixed, and its batches have the "
+                "encoder's outputs, not images. Fix: give another model as reference_models={NAME: (self.features, MODEL)}"
+            )
+    return True
 
 
 def parts_with_buffers(client: Any, stack: ClientStack, learning: list[str]) -> frozenset[str]:
