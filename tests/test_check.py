@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 from helpers import config_of, sized_workspace
-from mistakes import MISTAKES, write_mistake
+from mistakes import MISTAKES, Mistake, write_mistake
 from omegaconf import OmegaConf
 
 from contrafed.check.command import check_run
@@ -29,6 +29,37 @@ def author(on_path):
 
 def by_name(name):
     return next(mistake for mistake in MISTAKES if mistake.name.startswith(name))
+
+
+TEACHER = """
+    def init_client_state(self, received):
+        return add_prefix("teacher", {name: 2 * value for name, value in self.workspace.initial.items()})
+
+    def local_update(self, stack):
+        teacher = add_prefix("teacher", stack.get_state("teacher"))
+        self.train(stack, parts=("classifier",), loss_inputs=teacher)
+        return self.make_upload(stack)
+
+    def loss(self, params, batch, loss_inputs):
+        features = self.forward(params, batch)
+        teacher = {name.removeprefix("teacher/"): value for name, value in loss_inputs.items()}
+        extra = self.forward(teacher, batch).logits.square().mean()  # HERE
+        return {"loss": self.task_loss(features, batch), "extra": extra}
+"""
+FIRST = """
+    def init_client_state(self, received):
+        return {"width": torch.tensor(float(len(self.client_states)))}  # HERE
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "check"), [(TEACHER, "a client trains"), (FIRST, "alone equals stacked")], ids=["images-repeat", "first-round"]
+)
+def test_mistakes_that_only_some_rounds_show_are_found(author, code, check):
+    """Images repeat within a phase, and a stack also trains in its clients' first round."""
+    found = {name: text for name, result, text in check_run(resolve(author(Mistake("", "client", "", True, code))[0]))}
+    (said,) = [text for name, text in found.items() if check in name]
+    assert "Fix: " in said
 
 
 QUICK = (

@@ -83,7 +83,13 @@ def check_repeats(problem: Problem) -> Fault | None:
 
 
 def check_stack(problem: Problem) -> Fault | None:
-    """Clients as a stack give the numbers that each gives alone, in float64."""
+    """Clients as a stack give the numbers that each gives alone, in float64, in their first round and in a later one."""
+    first = replace(problem, states=[{} for _ in problem.states])
+    return compare_stack(first) or (compare_stack(problem) if any(problem.states) else None)
+
+
+def compare_stack(problem: Problem) -> Fault | None:
+    """Compare clients as a stack with each alone, from the problem's client states."""
     alone = [results_of(problem, [client])[0] for client in problem.clients]
     skip_one_by_one(problem)
     try:

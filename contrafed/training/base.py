@@ -91,7 +91,7 @@ class Client(NumPyClient):
         self.clients = list(clients)
         self.client_states: list[Tensors] = list(client_states) if client_states is not None else [{} for _ in clients]
         self.max_steps: Sequence[int | None] = ()  # a late client stops after so many steps of its local update
-        self.server_round = 0
+        self.server_round = 0  # of the local update or of the evaluation, 1-based
         self.diverged = ""  # where a single client's loss or weights stopped being finite in its last round
         self.losses: list[Losses] = []  # of the round's phases
 
@@ -121,7 +121,7 @@ class Client(NumPyClient):
         return found
 
     def init_client_state(self, received: Tensors) -> Tensors:
-        """Return a client's initial state, given what it ``received`` first. Personal parts are added."""
+        """Return the initial state of the client ``self.clients[0]``, given what it ``received``. Personal parts are added."""
         return {}
 
     def local_update(self, stack: ClientStack) -> Tensors:
@@ -380,8 +380,8 @@ class Client(NumPyClient):
 
         ``config["server-round"]`` is the 1-based round. Without it the client counts its own calls.
         """
-        self.server_round, self.max_steps = int(config.get("server-round", self.server_round + 1)), [config.get("max-steps")]
-        (update,) = self.update([codec.from_list(self.names("down"), parameters)], self.server_round)
+        server_round, self.max_steps = int(config.get("server-round", self.server_round + 1)), [config.get("max-steps")]
+        (update,) = self.update([codec.from_list(self.names("down"), parameters)], server_round)
         self.diverged = update.diverged
         if not update.diverged:
             self.client_states = [update.client_state]

@@ -1,6 +1,7 @@
 """Process a round for a stack of clients: open the stack, train or evaluate it, and split it into clients again."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -54,7 +55,7 @@ class Evaluation:
 
 def update(client: Any, received: Sequence[Tensors], server_round: int, deadline: float | None) -> list[Update]:
     """Run the local update of a stack of clients, as described at ``Client.update``."""
-    client.losses, stacks = [], list[ClientStack]()
+    client.losses, client.server_round, stacks = [], server_round, list[ClientStack]()
     with locate_errors(client.clients, server_round, stacks):
         rows, stack = _open_stack(client, received, server_round, client.client_states)
         stacks.append(stack)
@@ -144,12 +145,12 @@ def evaluate(
     clients, partition = client.clients, client.workspace.federation.partition
     examples = [partition.test(k) if evaluating.split == "test" else partition.train(k) for k in clients]
     held = [partition.validation(k) for k in clients] if evaluating.validation else None
-    with locate_errors(clients, server_round, stacks, ", evaluation"):
+    trains = evaluating.after_training and models is None
+    with locate_errors(clients, server_round, stacks, ", evaluation"), _in_round(client, server_round + trains):
         client_states = client.client_states
         if models is not None:
             client_states = [{f"personal/{n}": v for n, v in model.items()} for model in models]
             received = [{n: v for n, v in tensors.items() if not n.startswith("model/")} for tensors in received]
-        trains = evaluating.after_training and models is None
         # The batches and the learning rate are those of a client that is selected for the next round.
         _, stack = _open_stack(client, received, server_round + trains, client_states)
         stacks.append(stack)
@@ -168,6 +169,16 @@ def evaluate(
     for one, scores, index in zip(found if held is not None else [], checked, held or [], strict=True):
         one.validation = {f"{VALIDATION}{key}": value for key, value in ({"num-examples": len(index)} | scores).items()}
     return found
+
+
+@contextmanager
+def _in_round(client: Any, server_round: int) -> Iterator[None]:
+    """Set ``client.server_round`` for an evaluation, after which it is what it was."""
+    before, client.server_round = client.server_round, server_round
+    try:
+        yield
+    finally:
+        client.server_round = before
 
 
 def _score_models(
@@ -217,13 +228,20 @@ def _make_mover(client: Any) -> Callable[[Tensor], Tensor]:
     return lambda tensor: tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
 
 
-def _load_client_state(client: Any, memory: Tensors, received: Tensors) -> Tensors:
-    """Return a client's state, or its initial state. Raises ``ReturnError`` unless it consists of tensors by name."""
+def _load_client_state(client: Any, number: int, memory: Tensors, received: Tensors) -> Tensors:
+    """Return a client's state, or its initial state. Raises ``ReturnError`` unless it consists of tensors by name.
+
+    While ``init_client_state`` runs, ``client.clients`` is this one alone, by whose ``number`` it may draw.
+    """
     if memory:
         return memory
     own = {f"personal/{n}": v for n, v in client.workspace.initial.items() if not client.is_shared(n)}
     place = _make_mover(client)
-    begun = client.init_client_state({n: place(v) for n, v in received.items()})
+    every, client.clients = client.clients, [number]
+    try:
+        begun = client.init_client_state({n: place(v) for n, v in received.items()})
+    finally:
+        client.clients = every
     if not isinstance(begun, dict):
         raise ReturnError(client.init_client_state, f"a dictionary of tensors, not {kind_of(begun)}")
     for name, value in begun.items():
@@ -246,7 +264,8 @@ def _open_stack(
         received = [r | {f"model/{n}": m.get(f"personal/{n}", begin[n]) for n in local} for r, m in known]
     rows = list(client_states)
     if client.has_client_state(client.model, client.config):
-        rows = [_load_client_state(client, *pair) for pair in zip(client_states, received, strict=True)]
+        each = zip(client.clients, client_states, received, strict=True)
+        rows = [_load_client_state(client, *one) for one in each]
     place = _make_mover(client)
     constants = {n: expand_or_stack([tensors[n] for tensors in received], place) for n in received[0]}
     # If only some clients have optimiser state of a phase, it starts at zero for the others, as in a new optimiser.
