@@ -7,7 +7,12 @@ from functools import cache
 import pytest
 from helpers import config_of, read_rows, slow
 
+import contrafed.client_app.app
+from contrafed.client_app.files import write_personal
+from contrafed.clients.fedavg import FedAvgClient
 from contrafed.runs.run import run
+from contrafed.training.base import Client
+from contrafed.training.prototypes import class_counts
 
 SAVED_RUN = (
     "engine=local", "num_clients=6", "num_rounds=2", "eval_every=1", "participation=uniform", "participation.select=2",
@@ -79,6 +84,41 @@ def test_saving_changes_no_number_even_for_a_client_without_training_data(tmp_pa
     assert b"\n2,2,accuracy," in logs[0][1]
     again = run(config_of(f"evaluate_only={tmp_path}/True", "engine=local", f"output_dir={tmp_path}/again"))
     assert again["status"] == "finished"
+
+
+def test_models_that_are_evaluated_by_what_a_client_adds_score_what_they_scored(tmp_path, monkeypatch):
+    """Their clients' class counts, which ``eval_models`` adds to what they received, are saved with the models."""
+
+    def eval_models(self, stack):
+        stack.received["own/counts"] = class_counts(self.workspace, stack)
+        return {"model": stack.params}
+
+    def scores(self, features, received):
+        return features.logits + received["own/counts"].log1p()
+
+    for name, value in {"own_model": True, "eval_models": eval_models, "scores": scores}.items():
+        monkeypatch.setattr(FedAvgClient, name, value)
+    shape = ("strategy=fedavg", *SAVED_RUN, "save_personal=true", "partition.validation_fraction=0.2")
+    first = run(config_of(*shape, f"output_dir={tmp_path}/run"))
+    assert len(list((tmp_path / "run" / "personal-best").iterdir())) == 6
+    again = run(config_of(f"evaluate_only={tmp_path}/run", "engine=local", f"output_dir={tmp_path}/again"))
+    for key in ("personal_accuracy_mean", "personal_accuracy_std"):
+        assert again[key] == first[key]
+    monkeypatch.setattr(FedAvgClient, "scores", Client.scores)
+    assert run(config_of(*shape, f"output_dir={tmp_path}/plain"))["personal_accuracy_mean"] != first["personal_accuracy_mean"]
+
+
+def test_a_best_model_that_is_not_written_is_told_with_the_reason(tmp_path, monkeypatch, capsys):
+    def write(folder, client, *tensors):
+        if folder.endswith("-best"):
+            raise RuntimeError(f"no room for {client}")
+        write_personal(folder, client, *tensors)
+
+    monkeypatch.setattr(contrafed.client_app.app, "write_personal", write)
+    assert run(config_of("strategy=local", *SAVED_RUN, "save_personal=true", f"output_dir={tmp_path}/run"))["rounds"] == 2
+    (line,) = {line for line in capsys.readouterr().out.splitlines() if "round 1" in line and "did not write" in line}
+    assert "6 clients" in line
+    assert "no room for 0" in line
 
 
 def test_clients_that_never_train_have_saved_models_whether_or_not_they_were_scored(tmp_path):

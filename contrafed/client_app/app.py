@@ -169,7 +169,7 @@ def _evaluate(client: Client, received: list[Tensors], config: Mapping[str, Any]
     if config.get("save"):
         place = best_folder(str(config["save"])) if config.get("best") else str(config["save"])
         for k, one, tensors in zip(client.clients, evaluated, received, strict=True):
-            write_personal(place, k, one.model, tensors)
+            write_personal(place, k, one.model, tensors | one.added)
     return evaluated
 
 

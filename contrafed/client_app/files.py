@@ -33,8 +33,9 @@ def best_folder(folder: str) -> str:
 
 
 def write_personal(folder: str, client: int, model: Tensors, received: Tensors) -> None:
-    """Write a client's ``model``, and other tensors that it ``received``, such as prototypes. The file is replaced as a
-    whole.
+    """Write a client's ``model``, and other tensors by which it is evaluated: what it ``received``, such as prototypes.
+
+    The file is replaced as a whole.
     """
     target = personal_file(folder, client)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
 
 from contrafed.config.run_config import Run
+from contrafed.core import codec
 from contrafed.core.disk import replace
 from contrafed.core.errors import UserError
 from contrafed.core.tensors import Tensors, write
@@ -146,5 +147,7 @@ def save_best_personal(
     saved = {"load": scored["save"]} if scored.get("final") or done.server_round == strategy.num_rounds else {}
     asking = list(strategy.configure_evaluate(done.server_round, arrays, ConfigRecord({**scored, "best": True, **saved}), grid))
     replies = list(grid.send_and_receive(asking, timeout=timeout))
-    if missing := len(asking) - sum(not reply.has_error() for reply in replies):
-        done.notes.append(f"{missing} clients did not write their model of the best evaluation")
+    reasons = sorted(codec.words(reply.error.reason) for reply in replies if reply.has_error())
+    if missing := len(asking) - len(replies) + len(reasons):
+        reason = f": {reasons[0]}" if reasons else ""
+        done.notes.append(f"{missing} clients did not write their model of the best evaluation{reason}")

@@ -51,6 +51,7 @@ class Evaluation:
     model: Tensors  # the client's model
     # The same on its validation part, as validation/..., with validation/num-examples. Empty unless it was asked for.
     validation: dict[str, float] = field(default_factory=dict)
+    added: Tensors = field(default_factory=dict)  # what eval_models added to what the client received, by name
 
 
 def update(client: Any, received: Sequence[Tensors], server_round: int, deadline: float | None) -> list[Update]:
@@ -157,15 +158,20 @@ def evaluate(
         stack.final, stack.deadline = evaluating.final, evaluating.deadline
         if trains:
             client.local_update(stack)
+        before = dict(stack.received)
         evaluations = client.eval_models(stack) if models is None else {"model": stack.params}
         if not isinstance(evaluations, dict) or "model" not in evaluations:
             raise ReturnError(client.eval_models, "a dictionary with 'model'")
         _check_evaluated(client, evaluations, len(clients))
+        added = _find_added(client, stack, before)
         evaluations = {name: {n: v.detach() for n, v in model.items()} for name, model in evaluations.items()}
         metrics = _score_models(client, stack, evaluations, examples, evaluating.metrics)
         checked = [] if held is None else _score_models(client, stack, evaluations, held, evaluating.metrics)
     own = unstack_views(evaluations["model"], len(clients))
-    found = [Evaluation(len(index), scores, model) for index, scores, model in zip(examples, metrics, own, strict=True)]
+    found = [
+        Evaluation(len(index), scores, model, added=more)
+        for index, scores, model, more in zip(examples, metrics, own, added, strict=True)
+    ]
     for one, scores, index in zip(found if held is not None else [], checked, held or [], strict=True):
         one.validation = {f"{VALIDATION}{key}": value for key, value in ({"num-examples": len(index)} | scores).items()}
     return found
@@ -213,6 +219,16 @@ def _check_evaluated(client: Any, evaluations: dict[str, Any], clients: int) -> 
                 raise ReturnError(client.eval_models, f"whole models, {name} of {wanted} in '{model}', not {found}")
         if more := tensors.keys() - client.workspace.initial.keys():
             raise ReturnError(client.eval_models, f"models as they are, without {min(more)} in '{model}'")
+
+
+def _find_added(client: Any, stack: ClientStack, before: Tensors) -> list[Tensors]:
+    """Return what ``eval_models`` added to each client's received tensors ``before``. Raises ``ReturnError``."""
+    added = {n: v for n, v in stack.received.items() if v is not before.get(n)}
+    for name, value in added.items():
+        if not isinstance(value, Tensor) or value.shape[:1] != (len(stack),):
+            wanted = f"'{name}' in stack.received clients first, ({len(stack)}, ...), not {kind_of(value)}"
+            raise ReturnError(client.eval_models, wanted)
+    return unstack_views(added, len(stack))
 
 
 def _private(client: Any, stack: ClientStack, sent: Tensors) -> Tensors:
