@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from contrafed.clients.fedavg import FedAvgClient
 from contrafed.config.run_config import _check_local_training, resolve
 from contrafed.core.errors import RunStopped, UserError
+from contrafed.core.tensors import add_prefix, select_prefix
 from contrafed.runs.output import print_summary
 from contrafed.runs.run import run
 from contrafed.training.base import LocalError
@@ -189,6 +190,36 @@ def test_what_is_trained_is_a_model_of_the_clients_own_by_its_names(check_told, 
     check_told(line_of(local_update, "self.train"), TypeError, local_update=local_update)
 
 
+@pytest.mark.parametrize("given", ["teacher", "first"])
+def test_a_fixed_encoders_outputs_are_no_input_of_another_model(check_told, given):
+    """Otherwise another model's head would be applied to them, without a message, once images repeat."""
+
+    def local_update(self, stack):
+        twice = replace(self.config.local, epochs=2)
+        others = add_prefix("teacher", {name: value.clone() for name, value in stack.params.items()})
+        self.train(stack, local_training=twice, parts=("classifier",), loss=self.distil, loss_inputs=others)
+
+    def distil(self, params, batch, loss_inputs):
+        first = {n: v + 1 if n == "encoder.stages.0.1.weight" else v for n, v in params.items()}
+        teacher = {"first": first, "teacher": select_prefix(loss_inputs, "teacher")}[given]
+        own = self.forward(params, batch)
+        return {"loss": (own.logits - self.forward(teacher, batch).logits).square().mean()}
+
+    check_told(line_of(distil, "self.forward(teacher"), TypeError, local_update=local_update, distil=distil)
+
+
+@pytest.mark.parametrize("name", ["personal/mine", "optimizer/mine"])
+def test_names_of_the_frameworks_state_are_refused(check_told, name):
+    def init_client_state(self, received):
+        return {name: torch.zeros(2)}
+
+    def local_update(self, stack):
+        stack.state[name] = torch.zeros(len(stack), 2)
+
+    check_told(line_of(init_client_state), init_client_state=init_client_state)
+    check_told(line_of(local_update, "stack.state"), TypeError, local_update=local_update)
+
+
 def remembering(value):
     """Return a method that stores ``value(stack)`` in a state that starts as two zeros."""
 
@@ -305,6 +336,7 @@ def test_how_long_a_client_works_is_a_number_of_steps(monkeypatch, expect_error,
         lambda stack: stack.params | {"classifier.bias": torch.zeros(10)},
         lambda stack: stack.params | {"head": torch.zeros(10)},
         lambda stack: None,
+        lambda stack: stack.received.update(means=torch.zeros(10, 4)) or stack.params,  # without the client axis
     ],
 )
 def test_models_to_be_evaluated_by_are_whole(check_told, models):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers import (
     Schedule,
+    build_received,
     close,
     config_of,
     digits_run,
@@ -15,6 +16,8 @@ from helpers import (
     stacked_and_alone,
     workspace_of,
 )
+
+from contrafed.training.base import Batch, Client, LocalError
 
 
 @pytest.mark.parametrize(
@@ -97,6 +100,118 @@ def test_memory_written_in_such_a_phase_stays_with_its_client():
             return {}
 
     stacked_and_alone(workspace, kind=Counts)
+
+
+CLIENTS = pytest.mark.parametrize("clients", [[1], [0, 1, 2]], ids=["alone", "stack"])
+
+
+@CLIENTS
+def test_two_phases_with_kept_optimisers_of_one_purpose_are_refused(clients):
+    """Otherwise they share one momentum, without a message."""
+    workspace = sized_workspace("fedavg", [8, 5, 7], local={"iterations": 2, "epochs": None, "keep_optimizer": True})
+
+    class Phases(workspace.client_class):
+        def local_update(self, stack):
+            for purpose in self.purposes:
+                self.train(stack, purpose=purpose)
+            return self.make_upload(stack)
+
+        def eval_models(self, stack):
+            self.train(stack, purpose="first")
+            return {"model": stack.params}
+
+    client, received = Phases(workspace, clients), [build_received(workspace)] * len(clients)
+    client.purposes = ["first", "second"]
+    client.update(received, 1)
+    client.evaluate_clients(received, 1, after_training=True)  # an evaluation's phases are not the local update's
+    client.purposes = ["first", "second", "first"]
+    with pytest.raises(LocalError) as found:
+        client.update(received, 2)
+    assert isinstance(found.value.__cause__, TypeError)
+
+
+@CLIENTS
+def test_a_fixed_encoder_is_known_in_its_views_and_in_gradients(clients):
+    """Its outputs are computed once. Another encoder is refused (``test_method_faults.py``)."""
+    workspace = sized_workspace("fedavg", [8, 5, 7], local={"iterations": None, "epochs": 2, "batch_size": 4})
+
+    class Looking(workspace.client_class):
+        def local_update(self, stack):
+            self.train(stack, parts=("classifier",), before_step=self._look)
+            return self.make_upload(stack)
+
+        def _look(self, now):
+            assert now.batch.x.dim() == 3  # (B, b, E)
+            last = {name: value[-1].detach() for name, value in now.stack.params.items()}
+            self.forward(last, Batch(*(value[-1] for value in now.batch[:3]), {}))
+            self.gradients(self.loss, now.stack.params, now.batch, {})
+            return {}
+
+    Looking(workspace, clients).update([build_received(workspace)] * len(clients), 1)
+
+
+@pytest.mark.parametrize("epochs", [1, 2], ids=["in-order", "reordered"])
+def test_state_assigned_in_a_step_is_kept_as_state_that_is_edited(epochs):
+    """Clients leave the phase after different steps. In the second case they are in another order than in the stack."""
+    workspace = sized_workspace("fedavg", [20, 11], local={"iterations": None, "epochs": 1, "batch_size": 4})
+    first = replace(workspace.config.local, epochs=epochs, batch_size=4 if epochs == 1 else 0.06)
+
+    class Counts(workspace.client_class):
+        def init_client_state(self, received):
+            return {name: torch.zeros(2, dtype=torch.float64) for name in ("assigned", "edited", "both")}
+
+        def local_update(self, stack):
+            self.train(stack, local_training=first, before_step=self._count)
+            return self.make_upload(stack)
+
+        def _count(self, now):
+            state, seen = now.stack.state, now.batch.mask.sum(1, keepdim=True) * (1 + now.number)
+            state["assigned"] = state["assigned"] + seen
+            state["edited"].add_(seen)
+            state["both"] = state["both"] + seen / 2
+            state["both"].add_(seen / 2)
+            return {}
+
+    for update in stacked_and_alone(workspace, kind=Counts):
+        state = update.client_state
+        assert float(state["edited"][0]) > 0
+        assert torch.equal(state["assigned"], state["edited"])
+        assert torch.equal(state["both"], state["edited"])
+
+
+class Rounds(Client):
+    """Its loss, state and models know the round, and its state the client."""
+
+    loss_names = ("round",)
+
+    def init_client_state(self, received):
+        return {"begun": torch.tensor([self.server_round, *self.clients], dtype=torch.float64)}
+
+    def loss(self, params, batch, loss_inputs):
+        return super().loss(params, batch, loss_inputs) | {"round": torch.tensor(float(self.server_round))}
+
+    def eval_models(self, stack):
+        stack.received["round"] = torch.full((len(stack),), float(self.server_round))
+        return {"model": stack.params}
+
+    def scores(self, features, received):
+        assert self.server_round == self.wanted
+        return features.logits
+
+
+@CLIENTS
+def test_a_client_knows_its_round_and_its_number(clients):
+    workspace = sized_workspace("fedavg", [8, 5, 7], local={"iterations": 2, "epochs": None})
+    client, received = Rounds(workspace, clients), [build_received(workspace)] * len(clients)
+    for update, number in zip(client.update(received, 4), clients, strict=True):
+        assert update.metrics["round"] == 4
+        assert update.client_state["begun"].tolist() == [4, number]
+    assert client.clients == clients
+    for after_training in (False, True):
+        client.wanted = 6 + after_training  # the training would be that of the next round
+        evaluated = client.evaluate_clients(received, 6, after_training=after_training)
+        assert [float(one.added["round"]) for one in evaluated] == [client.wanted] * len(clients)
+    assert client.server_round == 4  # an evaluation changes nothing
 
 
 WIDTHS = pytest.mark.parametrize("widths", [(16, 3), *map(slow, ((3, 16), (1, 8), (1, 1)))], ids=str)

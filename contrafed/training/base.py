@@ -189,7 +189,7 @@ class Client(NumPyClient):
             before_step: Runs before every step without gradients. The loss receives its result in place of the reference
                 outputs.
             repeat: Steps for each batch.
-            purpose: Names the stream of the batches. Each phase of a round has its own.
+            purpose: Names the stream of the batches, and the optimizer state if it is kept. Each phase has its own.
         """
         models = {name: m if isinstance(m, tuple) else (self.represent, m) for name, m in (reference_models or {}).items()}
         local_training, loss = local_training or self.config.local, loss or self.loss

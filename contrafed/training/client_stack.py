@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,9 @@ from torch.utils._pytree import tree_map
 from contrafed.core.codec import KnownNorm
 from contrafed.core.errors import unknown
 from contrafed.core.tensors import Tensors, select_prefix
+
+RESERVED = ("personal/", "optimizer/")  # names in the client state that the framework writes
+RESERVED_FAULT = f": names that begin with {' or '.join(RESERVED)} are the framework's. Fix: another name"
 
 
 class DeadlineError(Exception):
@@ -36,15 +39,18 @@ class UnknownNameError(KeyError):
 class ClientState(MutableMapping[str, Tensor]):
     """The client state of a stack, by name (B, ...). A tensor is stacked on first access."""
 
-    def __init__(self, names: Iterable[str], find: Callable[[str], Tensor]) -> None:
+    def __init__(
+        self, names: Iterable[str], find: Callable[[str], Tensor], write: Callable[[str, Tensor], None] | None = None
+    ) -> None:
         """Declare the names.
 
         Args:
             names: Names of the state's tensors.
             find: Returns the stacked tensor (B, ...) of a name.
+            write: Stores what is assigned to a name, if that is not here but where ``find`` looks.
         """
         self._found: dict[str, Tensor | None] = dict.fromkeys(names)
-        self._find = find
+        self._find, self._write = find, write
 
     def __getitem__(self, name: str) -> Tensor:
         """Return the state of a name (B, ...). Raises ``UnknownNameError``, a ``KeyError``."""
@@ -56,7 +62,9 @@ class ClientState(MutableMapping[str, Tensor]):
         return value
 
     def __setitem__(self, name: str, value: Tensor) -> None:
-        self._found[name] = value
+        if name.startswith(RESERVED):
+            raise TypeError(f"stack.state['{name}']{RESERVED_FAULT}")
+        self.store({name: value})
 
     def __delitem__(self, name: str) -> None:
         del self._found[name]
@@ -71,14 +79,29 @@ class ClientState(MutableMapping[str, Tensor]):
         self.update(other)
         return self
 
+    def store(self, tensors: Tensors) -> None:
+        """Write tensors (B, ...), also under the names that a method may not use."""
+        for name, value in tensors.items():
+            if self._write is None:
+                self._found[name] = value
+            else:
+                self._write(name, value)
+                self._found[name] = None  # found again on access
+
     @property
     def loaded_tensors(self) -> Tensors:
         """The tensors that were accessed or written."""
         return {name: value for name, value in self._found.items() if value is not None}
 
     def first(self, count: int) -> "ClientState":
-        """Return the state of the first ``count`` clients, as views. Writing to a tensor in place writes to this one's."""
-        return ClientState(self._found, lambda name: self[name][:count])
+        """Return the state of the first ``count`` clients, as views. Writing to it writes to this one, in place or not."""
+
+        def write(name: str, value: Tensor) -> None:
+            if name in self and len(others := self[name][count:]):
+                value = torch.cat([value, others])
+            self.store({name: value})
+
+        return ClientState(self._found, lambda name: self[name][:count], write)
 
 
 @dataclass(repr=False)
@@ -99,6 +122,7 @@ class ClientStack:
     deadline: float | None = None  # a moment of time.monotonic()
     step: int = 0  # of the current phase
     steps_left: np.ndarray | None = None  # (B,) of late clients that stop early, and of others without a limit
+    optimizers: set[str] = field(default_factory=set)  # purposes of the phases so far that keep their optimizer state
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -128,6 +152,15 @@ class ClientStack:
         """Raise ``DeadlineError`` after the round's time limit."""
         if self.deadline is not None and time.monotonic() > self.deadline:
             raise DeadlineError
+
+    def add_optimizer(self, purpose: str) -> None:
+        """Note a phase that keeps its optimizer state. Raises ``TypeError`` if an earlier one has the same purpose."""
+        if purpose in self.optimizers:
+            raise TypeError(
+                f"train(purpose={purpose!r}): with keep_optimizer=true two phases of a round would share one optimizer state. "
+                "Fix: another purpose for each"
+            )
+        self.optimizers.add(purpose)
 
     def limit_batches(self, planned: Sequence[int], repeat: int) -> list[int]:
         """Return how many batches of ``repeat`` steps each client trains on in a phase, at most as many as ``planned``."""
@@ -163,7 +196,7 @@ class ClientStack:
         back = np.argsort(order).tolist()
         for name, value in in_order(other.params, back).items():
             self.params[name].detach().copy_(value)
-        self.state |= in_order(other.state.loaded_tensors, back)
+        self.state.store(in_order(other.state.loaded_tensors, back))
 
 
 def describe_shapes(tensors: Mapping[str, Tensor], limit: int = 12) -> str:

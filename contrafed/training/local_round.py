@@ -14,6 +14,8 @@ from contrafed.core.metrics import confusion, scores_of
 from contrafed.core.tensors import Tensors, format_of, storable
 from contrafed.training.batches import Batch
 from contrafed.training.client_stack import (
+    RESERVED,
+    RESERVED_FAULT,
     ClientStack,
     ClientState,
     compute_row_norms,
@@ -74,7 +76,7 @@ def update(client: Any, received: Sequence[Tensors], server_round: int, deadline
         diverged = divergence(client.losses, left, len(stack))
         sent = unstack_views(upload, len(stack))
         norms = compute_row_norms(upload, sent)
-        stack.state |= {f"personal/{n}": stack.params[n] for n in client.workspace.initial if not client.is_shared(n)}
+        stack.state.store({f"personal/{n}": stack.params[n] for n in client.workspace.initial if not client.is_shared(n)})
         opened = unstack_copies({n: v.detach() for n, v in stack.state.loaded_tensors.items()}, len(stack))
         metrics = _means(client, len(stack))
         if more := metrics[0].keys() - {"loss", *client.loss_names}:
@@ -113,7 +115,7 @@ def _check_remembered(client: Any, memory: ClientState, rows: Sequence[Tensors])
     Otherwise it might be kept or not. Of a value without the client axis, each client would keep one row.
     """
     for remembered, row in zip(client.client_states, rows, strict=True):
-        new = [n for n in memory if n not in row and not n.startswith(("personal/", "optimizer/"))]
+        new = [n for n in memory if n not in row and not n.startswith(RESERVED)]
         if new and not remembered:
             raise ReturnError(client.init_client_state, f"a value for {', '.join(new)}, which local_update remembers")
     for name, value in memory.loaded_tensors.items():
@@ -158,6 +160,7 @@ def evaluate(
         stack.final, stack.deadline = evaluating.final, evaluating.deadline
         if trains:
             client.local_update(stack)
+            stack.optimizers.clear()
         before = dict(stack.received)
         evaluations = client.eval_models(stack) if models is None else {"model": stack.params}
         if not isinstance(evaluations, dict) or "model" not in evaluations:
@@ -261,6 +264,8 @@ def _load_client_state(client: Any, number: int, memory: Tensors, received: Tens
     if not isinstance(begun, dict):
         raise ReturnError(client.init_client_state, f"a dictionary of tensors, not {kind_of(begun)}")
     for name, value in begun.items():
+        if name.startswith(RESERVED):
+            raise ReturnError(client.init_client_state, f"no '{name}'{RESERVED_FAULT}")
         if not isinstance(value, Tensor):
             raise ReturnError(client.init_client_state, f"a tensor for each name, not {kind_of(value)} for '{name}'")
         if not storable(value):

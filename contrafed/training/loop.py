@@ -101,6 +101,8 @@ def train(client: Any, stack: ClientStack, phase: Phase) -> Losses:
     """Train ``phase.parts`` of ``stack.params`` in place. Clients are sorted by their steps, and put back afterwards."""
     if fault := parts_fault(phase.parts, {*PARTS, *map(part_of, stack.params)}):
         raise TypeError(f"the parts to train{fault}")
+    if phase.local_training.keep_optimizer:
+        stack.add_optimizer(phase.purpose)
     steps = stack.limit_batches([phase.local_training.steps(size) for size in stack.sizes], phase.repeat)
     for name, value in phase.loss_inputs.items():
         if not isinstance(value, Tensor) or value.shape[:1] != (len(stack),):
@@ -155,7 +157,7 @@ def _train(client: Any, stack: ClientStack, phase: Phase) -> Losses:
             if other := rows[0].keys() ^ rows[-1].keys():
                 raise ReturnError(phase.loss, f"the same names at every step of a phase, not '{min(other)}' at some")
     if local_training.keep_optimizer:
-        stack.state |= {f"optimizer/{phase.purpose}/{n}": v for n, v in optimizer.export_state().items()}
+        stack.state.store({f"optimizer/{phase.purpose}/{n}": v for n, v in optimizer.export_state().items()})
     taken = [steps * phase.repeat for steps in batches.steps]
     return Losses(taken, batches.counts.repeat_interleave(phase.repeat, 1), rows)
 
