@@ -219,6 +219,47 @@ def test_shifts_are_as_the_page_says(home):
     assert [pattern.participants(t).tolist() for t in (1, 2, 3)] == [[0, 2], [1, 3], [0, 2]]
 
 
+CHAIN = """
+    def prepare(self, class_proportions):
+        self.rng = {generator}
+        self.on = np.zeros(self.num_clients, dtype=bool)
+
+    def available(self, server_round):
+        {step}
+        return self.on
+"""
+STEP = "self.on = self.on ^ (self.rng.random(self.num_clients) < 0.5)"
+
+
+@pytest.mark.parametrize(
+    ("generator", "step"),
+    [
+        ("np.random.default_rng(self.seed)", STEP),
+        ("np.random.default_rng()", "self.on = self.rng.random(self.num_clients) < 0.5"),
+        ("np.random", STEP),
+    ],
+    ids=["a generator", "no seed", "the global generator"],
+)
+def test_a_pattern_has_the_same_clients_in_a_round_that_is_asked_for_alone(home, expect_error, generator, step):
+    """A resumed run asks for its first round alone."""
+    change_part(home, "participation", r"    def available.*?\n\n", CHAIN.format(generator=generator, step=step))
+    with expect_error("Shifts.available"):
+        make_run(home, "participation", "num_clients=40")
+
+
+def test_a_pattern_may_compute_earlier_rounds_again(home):
+    change_part(home, "participation", r"class Shifts.*", piece("prepare"))
+    pattern = make_participation(make_run(home, "participation").participation, None, 40, seed=0)
+    rounds = [pattern.participants(t).tolist() for t in (1, 2, 3, 2, 1)]
+    assert rounds[:2] == rounds[:2:-1]
+    assert rounds[0] != rounds[1] != rounds[2]
+
+
+def test_a_pattern_may_end_with_the_run(home):
+    change_part(home, "participation", r"return np.arange.*?== shift", "return np.ones((3, 4), dtype=bool)[server_round - 1]")
+    assert make_run(home, "participation", "num_rounds=3").num_rounds == 3
+
+
 def client_of(home, body):
     """Return the client of two partitions whose method has this body, and its received tensors."""
     write(home / "my_package" / "__init__.py", "")

@@ -152,7 +152,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     ):
         strategy_class.check(server.config, client.strategy, participation)
     validate.check_classes(client.strategy, server)
-    validate.check_participation(participation, top.num_trained, top.seed_of_federation)
+    validate.check_participation(participation, top.num_trained, top.seed_of_federation, top.num_rounds)
     check_clock(chosen["clock"], top.num_trained, top.seed_of_federation)
     validate.check_lateness(participation, chosen["clock"], client.strategy, server)
     validate.check_privacy(chosen["privacy"], server, participation)

@@ -1,7 +1,7 @@
 """Check a run's choices together before anything is built: a method's client and strategy, privacy, attacks."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from contrafed.core import registry
 from contrafed.core.client_run import Choice, ClientRun
 from contrafed.core.errors import UserError, unknown
 from contrafed.core.privacy import central, gaussian
-from contrafed.data.participation import make_participation, pattern_class_of, read_deadline
+from contrafed.data.participation import Participation, make_participation, pattern_class_of, read_deadline
 from contrafed.engines.attack import Attack, Attackers
 from contrafed.server.accountant import needs_accountant
 from contrafed.server.base import FederatedStrategy, strategy_class_of
@@ -20,6 +20,7 @@ from contrafed.training.base import Client
 from contrafed.training.workspace import client_class_of
 
 EVEN_CLASSES = 10  # of the even class proportions for a trial of a pattern
+TRIAL_ROUNDS = 8  # of an own pattern: in order, and some of them at once
 
 
 def check_classes(strategy: Choice, server: Choice) -> None:
@@ -36,21 +37,39 @@ def check_classes(strategy: Choice, server: Choice) -> None:
         raise UserError(f"strategy.server={server.name}: {found.__name__} {wanted}")
 
 
-def check_participation(participation: Choice, num_trained: int, seed: int) -> None:
+def check_participation(participation: Choice, num_trained: int, seed: int, num_rounds: int) -> None:
     """Raise ``UserError`` for a pattern whose ``presence`` or ``available`` has another shape than ``num_trained`` clients.
 
-    It is also raised, with the line, if the author's code fails. The pattern is tried with even class proportions.
+    It is also raised, with the line, if the author's code fails, and for an author's pattern with other clients after a resume.
+    The pattern is tried with even class proportions.
     """
+    found = pattern_class_of(participation)
     shares = np.broadcast_to(1 / EVEN_CLASSES, (num_trained, EVEN_CLASSES))
     try:
-        with registry.report_author_errors(
-            f"participation={participation.name}", inspect.getfile(pattern_class_of(participation))
-        ):
+        with registry.report_author_errors(f"participation={participation.name}", inspect.getfile(found)):
             pattern = make_participation(participation, lambda: shares, num_trained, seed)
             pattern.probability()
             pattern.participants(1)
+            if not found.__module__.startswith("contrafed."):
+                _check_rounds(found, lambda: make_participation(participation, lambda: shares, num_trained, seed), num_rounds)
     except MemoryError as error:
         raise UserError(f"num_clients={num_trained} is too large for this machine's memory") from error
+
+
+def _check_rounds(found: type[Participation], make: Callable[[], Participation], num_rounds: int) -> None:
+    """Raise ``UserError`` if a pattern has other clients in a round that is asked for alone, as after a resume."""
+
+    def ask(pattern: Participation, server_round: int) -> tuple[list[bool], list[int]]:
+        answers = pattern.available(server_round), pattern.participants(server_round)
+        return np.asarray(answers[0]).tolist(), np.asarray(answers[1]).tolist()
+
+    pattern, last = make(), min(TRIAL_ROUNDS, num_rounds)
+    in_order = {server_round: ask(pattern, server_round) for server_round in range(1, last + 1)}
+    for server_round in ((last + 1) // 2, last):
+        if ask(make(), server_round) != in_order[server_round]:
+            wrong = f"round {server_round} has other clients if no earlier round is asked for, as in a resumed run"
+            fix = 'draw from generator(self.seed, "a name", server_round), or compute earlier rounds again from round 1'
+            raise UserError(f"{found.__name__}.available: {wrong}. Fix: {fix}")
 
 
 def check_lateness(participation: Choice, clock: Choice, client: Choice, server: Choice) -> None:
