@@ -40,6 +40,7 @@ class FedAdam(FedAvg):
         url="https://arxiv.org/abs/2003.00295",
     )
     linear_in_updates = True
+    reply_weights = FedAvg.reply_weights
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Update both moments and step along their ratio."""

@@ -34,6 +34,7 @@ class FedAGM(FedAvg):
         url="https://arxiv.org/abs/2201.03172",
     )
     linear_in_updates = True
+    reply_weights = FedAvg.reply_weights
 
     def broadcast(self, model: Tensors) -> Tensors:
         """Return the look-ahead model."""

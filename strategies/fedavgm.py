@@ -33,6 +33,7 @@ class FedAvgM(FedAvg):
         url="https://arxiv.org/abs/1909.06335",
     )
     linear_in_updates = True
+    reply_weights = FedAvg.reply_weights
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Add the mean update to the momentum and the momentum to the model."""

@@ -33,6 +33,7 @@ class FedHyper(FedAvg):
     """
 
     linear_in_updates = True
+    reply_weights = FedAvg.reply_weights
     aggregates_empty_rounds = True
 
     def setup(self) -> None:

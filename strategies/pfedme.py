@@ -24,6 +24,7 @@ class PFedMe(FedAvg):
     """
 
     linear_in_updates = True
+    reply_weights = FedAvg.reply_weights
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Move the model part of the way to the mean."""

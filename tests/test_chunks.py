@@ -5,19 +5,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import Schedule, config_of, run_strategy, slow, workspace_of
+from helpers import Schedule, config_of, run_strategy, same, slow, workspace_of
 
+from contrafed.core.errors import RunStopped
 from contrafed.runs.notices import said_of_replies
 from contrafed.runs.run import run
 from contrafed.server import chunks
 from contrafed.server.replies import Reply
+from contrafed.strategies.fedavg import FedAvg
 
 
-def run_chunked(monkeypatch, size, name="fedavg", **changes):
+def run_chunked(monkeypatch, size, name="fedavg", rule=None, **changes):
     monkeypatch.setattr(chunks, "CHUNK_CLIENTS", size)
     config = config_of("num_clients=7", "model=mlp", "model.hidden=[4]", f"strategy={name}")
     config["strategy"] |= changes
-    return run_strategy(workspace_of(config, dtype=torch.float64), config, Schedule([range(7), range(1, 6)]), 2)
+    return run_strategy(workspace_of(config, dtype=torch.float64), config, Schedule([range(7), range(1, 6)]), 2, rule=rule)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,10 @@ def run_chunked(monkeypatch, size, name="fedavg", **changes):
         slow("fedavg", {"weights": "all_clients"}),
         slow("fedavgm", {}),
         ("fedhyper", {}),
+        slow("fedadam", {}),
+        slow("fedyogi", {}),
+        slow("fedagm", {}),
+        slow("pfedme", {}),
     ],
 )
 def test_chunks_change_sums_only_by_rounding(monkeypatch, name, changes):
@@ -69,13 +75,49 @@ def test_a_strategy_that_needs_all_replies_says_what_they_take(monkeypatch, name
     assert said_of_replies(SimpleNamespace(num_trained=256), strategy) == ""
 
 
-def test_sums_of_chunks_know_only_the_declared_weights(monkeypatch):
+def weigh(clients, num_examples):
+    return np.sqrt(num_examples)
+
+
+class Own(FedAvg):
+    linear_in_updates = True
+
+    def aggregate(self, model, replies):
+        return replies.mean("model", weigh(replies.clients, replies.num_examples))
+
+
+class Stated(Own):
+    linear_in_updates = True
+
+    def reply_weights(self, clients, num_examples):
+        return weigh(clients, num_examples)
+
+
+class Wrong(Own):
+    linear_in_updates = True
+    reply_weights = FedAvg.reply_weights
+
+
+def test_inherited_weights_are_those_of_an_inherited_aggregate(monkeypatch, expect_error):
+    (whole, _), (own, first), (stated, second) = (
+        run_chunked(monkeypatch, size, rule=rule) for size, rule in ((7, Own), (2, Own), (2, Stated))
+    )
+    assert first.chunks is None
+    assert second.chunks is not None
+    assert all(same(ours, theirs) for ours, theirs in zip(own, whole, strict=True))
+    for key in whole[-1]:
+        torch.testing.assert_close(stated[-1][key], whole[-1][key], rtol=1e-6, atol=1e-7)
+    with expect_error("Wrong.aggregate", RunStopped):
+        run_chunked(monkeypatch, 2, rule=Wrong)
+
+
+def test_sums_of_chunks_know_only_the_declared_weights(monkeypatch, expect_error):
     _, strategy = run_chunked(monkeypatch, 2)
     sums = chunks.SummedReplies(strategy)
     sums.add([Reply(k, {"model/w": torch.tensor([float(k)])}, 1 + k, {}, {"model/w": torch.ones(1)}) for k in range(3)])
     assert float(sums.weighted_sum("model", np.array([1.0, 2.0, 3.0]))["w"]) == 8
     assert float(sums.weighted_sum("delta", np.array([2.0, 4.0, 6.0]))["w"]) == 4
-    with pytest.raises(RuntimeError, match="other weights than its reply_weights"):
+    with expect_error("FedAvg.aggregate", RunStopped):
         sums.weighted_sum("model", np.ones(3))
-    with pytest.raises(RuntimeError, match="says linear_in_updates and reads model of single replies"):
+    with expect_error("FedAvg.aggregate", RunStopped):
         sums.models()

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -26,9 +26,11 @@ def find_obstacle(strategy: Any) -> str:
     unlike = sorted({name.partition("/")[0] for name in strategy.upload_spec} - OTHER_PREFIX.keys())
     reasons = {
         f"{kind.__name__} reads replies one by one": not vars(kind).get("linear_in_updates"),
-        f"{kind.__name__} states no reply_weights": kind.reply_weights is base.reply_weights,
         f"{kind.__name__} sends each client tensors of its own": kind.per_client_broadcast is not base.per_client_broadcast,
         f"clients also upload {', '.join(unlike)}": bool(unlike),
+        # An inherited function has the weights of an inherited ``aggregate``.
+        f"{kind.__name__} states no reply_weights for its aggregate": kind.reply_weights is base.reply_weights
+        or not issubclass(_find_definer(kind, "reply_weights"), _find_definer(kind, "aggregate")),
         "aggregation= reads replies one by one": strategy.aggregation is not None,
         "privacy=central clips replies one by one": strategy.privacy is not None,
         "model.buffers=average has weights of its own": bool(strategy.buffers),
@@ -60,8 +62,8 @@ class SummedReplies(Replies):
         return next((total.device for total in self._totals.values()), None)
 
     def get_tensors(self, name: str) -> list[Tensors]:
-        """Raise ``RuntimeError``, because no reply's tensors are kept."""
-        raise RuntimeError(f"{type(self._strategy).__name__} says linear_in_updates and reads {name} of single replies")
+        """Raise ``RunStopped``, because no reply's tensors are kept."""
+        self._stop(f"says linear_in_updates and reads {name} of single replies. Fix: linear_in_updates = False")
 
     def weighted_sum(self, group: str, weights: np.ndarray) -> Tensors:
         """Return ``sum_k weights[k] * tensor_k`` in float64, for weights in proportion to the strategy's ``reply_weights``."""
@@ -69,13 +71,16 @@ class SummedReplies(Replies):
         known = self._strategy.reply_weights(*_about(self._replies))
         scale = float(weights.sum() / known.sum())
         if not np.allclose(weights, scale * known, rtol=1e-9, atol=0):
-            raise RuntimeError(f"{type(self._strategy).__name__} sums replies with other weights than its reply_weights")
+            self._stop("sums replies with other weights than its reply_weights. Fix: the same weights in both")
         if found := select_prefix(self._totals, group):
             return {name: scale * total for name, total in found.items()}
         sign = 1 if group == "model" else -1  # the other is uploaded. All clients received one model
         base, whole = select_prefix(self._received, "model"), float(known.sum())
         sums = select_prefix(self._totals, OTHER_PREFIX[group])
         return {n: scale * (total + sign * whole * base[n].to(total.device)) for n, total in sums.items()}
+
+    def _stop(self, what: str) -> NoReturn:
+        raise checks.build_stop_error(self._strategy, f"{type(self._strategy).__name__}.aggregate {what}")
 
     def weighted_terms(self, group: str, weights: np.ndarray) -> tuple[list[Tensors], list[float]]:
         """Return the sum itself as one term."""
@@ -130,6 +135,10 @@ def exchange(strategy: Any, grid: Any, messages: Iterable[Message], timeout: flo
         messages = strategy.chunks.write()
         replies = grid.send_and_receive(messages, timeout=None if ends is None else max(ends - time.monotonic(), 1e-3))
     return replies
+
+
+def _find_definer(kind: type, name: str) -> type:
+    return next(parent for parent in kind.__mro__ if name in vars(parent))
 
 
 def _about(replies: Sequence[Reply]) -> tuple[np.ndarray, np.ndarray]:
