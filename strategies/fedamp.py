@@ -76,6 +76,7 @@ class FedAMP(FederatedStrategy):
             # Copy, since a reply may be a view of a buffer of many replies.
             self.state["known"][client] = {name: value.clone() for name, value in sent.items()}
         self.state["spread"] = spread(list(self.state["known"].values()))
+        self.own_weights = {}
         return model
 
 

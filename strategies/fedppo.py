@@ -106,6 +106,7 @@ class FedPPO(FedAvg):
             if how.epochs:
                 learn(agent, adam, rollout, self.config.discount, how)
             self.state |= {"agent": agent, "adam": adam, "rollout": []}
+        self.drawn = {}
         return self.mean(model, replies)
 
     def _reward(self, replies: Replies) -> None:

@@ -37,7 +37,8 @@ def rule_of(*about, **changes):
     class BufferedAvg(FedAvg):
         linear_in_updates = True
 
-        def setup(self):
+        def __init__(self, *arguments, **named):
+            super().__init__(*arguments, **named)
             self.time, self.num_local_steps = make(*about, strategy=self, **changes), lambda examples: 1
 
     return BufferedAvg

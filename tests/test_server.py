@@ -99,15 +99,12 @@ def stub(settings, sizes):
 class Shifted(FedAvg):
     """Client k starts from W + k + 1, and W + 10 k + 1 is evaluated. Client 0 receives the common model."""
 
-    def setup(self):
-        self.models, self.deltas = [], []  # of the last round
-
     def per_client_broadcast(self, model, client, evaluating):
         shift = (10 if evaluating else 1) * client + 1
         return {"model/classifier.w": model["classifier.w"] + shift} if client else None
 
     def aggregate(self, model, replies):
-        self.models, self.deltas = replies.models(), replies.deltas()
+        self.state |= {"models": replies.models(), "deltas": replies.deltas()}
         return {}
 
 
@@ -122,8 +119,8 @@ def scalar_run(rule, rounds, **changes):
 def test_what_a_client_alone_receives_is_what_it_trains_from_and_what_its_change_is_of():
     """Two exact steps of 0.1 from w towards a: a + 0.81 (w - a); a = (0, 6, 3), w = (2, 4, 5)."""
     models, rule, sent = scalar_run(Shifted, [[0, 1, 2]])
-    assert [float(m["classifier.w"]) for m in rule.models] == pytest.approx([1.62, 4.38, 4.62])
-    assert [float(d["classifier.w"]) for d in rule.deltas] == pytest.approx([-0.38, 0.38, -0.38])
+    assert [float(m["classifier.w"]) for m in rule.state["models"]] == pytest.approx([1.62, 4.38, 4.62])
+    assert [float(d["classifier.w"]) for d in rule.state["deltas"]] == pytest.approx([-0.38, 0.38, -0.38])
     assert float(models[-1]["classifier.w"]) == 2  # what a strategy leaves out does not change
     records = [message.content["arrays"] for message in sent[0]]
     assert [float(codec.from_record(record)["model/classifier.w"]) for record in records] == [2, 4, 5]

@@ -30,7 +30,7 @@ from contrafed.data.participation import make_participation, pattern_class_of
 from contrafed.server.aggregation import make_aggregation
 from contrafed.server.base import FederatedStrategy, Population, strategy_class_of
 from contrafed.server.buffers import leave_out
-from contrafed.server.checks import broadcast, eval_model_fault, sent_fault, state_fault
+from contrafed.server.checks import broadcast, eval_model_fault, refuse_edits, sent_fault, state_fault
 from contrafed.server.norm_limit import NormLimit
 from contrafed.server.privacy import count_protected_kinds
 from contrafed.server.schedule import buffered
@@ -170,14 +170,16 @@ def check_strategy(run: Run, strategy: FederatedStrategy, initial: Tensors) -> N
     with _blame(f"{_name(run)}.broadcast", author):
         shared = broadcast(strategy, strategy.broadcast, initial)
     initial = leave_out(initial, strategy.buffers)
-    with _blame(f"{_name(run)}.per_client_broadcast", author):
+    with (
+        _blame(f"{_name(run)}.per_client_broadcast", author),
+        refuse_edits(strategy, initial.values(), "per_client_broadcast"),
+    ):
         own = strategy.per_client_broadcast(initial, 0, False)
     if fault := sent_fault(strategy, shared, {} if own is None else own):
         raise UserError(fault)
-    with _blame(f"{_name(run)}.eval_model", author):
-        if fault := eval_model_fault(strategy, initial, strategy.eval_model(initial)):
-            raise UserError(fault)
-    if fault := state_fault(strategy):
+    with _blame(f"{_name(run)}.eval_model", author), refuse_edits(strategy, initial.values(), "eval_model"):
+        made = strategy.eval_model(dict(initial))
+    if fault := eval_model_fault(strategy, initial, made) or state_fault(strategy):
         raise UserError(fault)
     if run.participation.config.late == "stale" and (reason := find_stale_obstacle(strategy)):
         raise UserError(

@@ -20,6 +20,7 @@ from contrafed.data.clock import Clock
 from contrafed.data.participation import Participation
 from contrafed.server import checks, chunks
 from contrafed.server.aggregation import Aggregation
+from contrafed.server.attributes import Attributes
 from contrafed.server.buffers import leave_out
 from contrafed.server.norm_limit import NormLimit
 from contrafed.server.replies import Replies, Reply, largest, read_divergence, read_reply
@@ -105,8 +106,7 @@ class FederatedStrategy(Strategy):
         self.max_norm, self.min_replies, self.privacy, self.aggregation = max_norm, min_replies, privacy, aggregation
         self.norm_limit, self.num_local_steps = norm_limit or NormLimit(None), num_local_steps or (lambda examples: 1)
         self.time = None if clock is None else SimulatedTime(clock, self, participation)
-        self.state, self.model = dict[str, Any](), Tensors()
-        self.round = Round(0, np.zeros(0, dtype=np.int64))
+        self.state, self.model, self.round = dict[str, Any](), Tensors(), Round(0, np.zeros(0, dtype=np.int64))
         # Called with a round's valid replies after aggregation. May write to ``self.round``.
         self.on_aggregated: Callable[[Replies], None] | None = None
         self.chunks: chunks.Chunks | None = None  # of a round with a large cohort
@@ -114,8 +114,9 @@ class FederatedStrategy(Strategy):
         self.received: dict[int, Tensors] = {}  # by partition id, the tensors that a client starts from in this round
         self._scored: set[int] = set()  # the clients whose evaluation is used
         self._forgetful: set[int] = set()  # clients whose loss of state is already reported, and that have not trained since
+        self._attributes = Attributes(self)
         self.setup()
-        if fault := checks.state_fault(self):
+        if fault := self._attributes.find_setup_fault() or checks.state_fault(self):
             raise UserError(fault)
 
     @property
@@ -277,8 +278,8 @@ class FederatedStrategy(Strategy):
         return None if found is None else MetricRecord(dict(found))
 
     def mark_begun(self) -> None:
-        """Record the attributes before the first round. Values that persist and are created later must be in ``self.state``."""
-        self._begun = {"_begun", *vars(self)}
+        """Record the attributes before the first round. Values that persist must be in ``self.state``."""
+        self._attributes.mark()
 
     def summary(self) -> None:
         """Log nothing, because the run folder holds the configuration."""
@@ -334,18 +335,19 @@ class FederatedStrategy(Strategy):
     ) -> list[Message]:
         """Return a message for every client of ``configs``: the broadcast, one record for all, or with a client's own."""
         self._sent, self.received = [], {}
-        shared, model = checks.broadcast(self, broadcast, model), leave_out(model, self.buffers)
-        common = checks.sent_fault(self, shared)  # once, because most strategies send the same to all clients
-        record = codec.to_record({} if common else shared)
-        for client, config in configs.items():
-            own = self.per_client_broadcast(model, client, kind == MessageType.EVALUATE)
-            if fault := common if own is None else checks.sent_fault(self, shared, own):
-                raise checks.build_request_error(self, server_round, fault)
-            self.received[client] = shared if own is None else shared | own
-            arrays = record if own is None else codec.to_record(self.received[client])
-            content = codec.make_record(RecordDict, [(codec.ARRAYS, arrays), (codec.CONFIG, config)])
-            message = Message(content, int(self.population.node_ids[client]), kind, group_id=str(server_round))
-            self._sent.append((message, client))
+        with checks.refuse_edits(self, model.values(), "per_client_broadcast"):
+            shared, model = checks.broadcast(self, broadcast, model), leave_out(model, self.buffers)
+            common = checks.sent_fault(self, shared)  # once, because most strategies send the same to all clients
+            record = codec.to_record({} if common else shared)
+            for client, config in configs.items():
+                own = self.per_client_broadcast(model, client, kind == MessageType.EVALUATE)
+                if fault := common if own is None else checks.sent_fault(self, shared, own):
+                    raise checks.build_request_error(self, server_round, fault)
+                self.received[client] = shared if own is None else shared | own
+                arrays = record if own is None else codec.to_record(self.received[client])
+                content = codec.make_record(RecordDict, [(codec.ARRAYS, arrays), (codec.CONFIG, config)])
+                message = Message(content, int(self.population.node_ids[client]), kind, group_id=str(server_round))
+                self._sent.append((message, client))
         return [message for message, _ in self._sent]
 
     def _answers(self, replies: Iterable[Message], evaluating: bool) -> Iterator[tuple[int, Message]]:

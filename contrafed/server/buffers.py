@@ -11,8 +11,8 @@ from contrafed.server.replies import Replies, Reply
 
 
 def leave_out(model: Tensors, buffers: Collection[str]) -> Tensors:
-    """Return the parameters of a model, which is the model itself if it has no buffers."""
-    return {name: value for name, value in model.items() if name not in buffers} if buffers else model
+    """Return the parameters of a model, in a dictionary that a strategy may change."""
+    return {name: value for name, value in model.items() if name not in buffers}
 
 
 def split_replies(replies: Replies, buffers: Collection[str]) -> tuple[Replies, Replies]:

@@ -2,7 +2,9 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -38,7 +40,8 @@ def select_clients(strategy: Any, server_round: int) -> np.ndarray:
 
 def broadcast(strategy: Any, method: Callable[[Tensors], Tensors], model: Tensors) -> Tensors:
     """Return what a strategy's ``broadcast`` makes of the parameters, and the buffers that clients receive."""
-    shared = method(leave_out(model, strategy.buffers))
+    with refuse_edits(strategy, model.values(), "broadcast"):
+        shared = method(leave_out(model, strategy.buffers))
     if not strategy.buffers or not isinstance(shared, dict):
         return shared
     return shared | {f"model/{name}": model[name] for name in strategy.buffers if f"model/{name}" in strategy.broadcast_spec}
@@ -114,7 +117,8 @@ def eval_model_fault(strategy: Any, model: Tensors, made: Any) -> str:
 def eval_model(strategy: Any, model: Tensors) -> Tensors:
     """Return the model that a strategy has scored in place of ``model``. Raises ``RunStopped`` where it is none."""
     weights = leave_out(model, strategy.buffers)
-    made: Tensors = strategy.eval_model(weights)
+    with refuse_edits(strategy, model.values(), "eval_model"):
+        made: Tensors = strategy.eval_model(dict(weights))
     if fault := eval_model_fault(strategy, weights, made):
         raise build_stop_error(strategy, fault)
     return {name: made.get(name, value) for name, value in model.items()} if strategy.buffers else made
@@ -122,9 +126,8 @@ def eval_model(strategy: Any, model: Tensors) -> Tensors:
 
 def state_fault(strategy: Any) -> str:
     """Return which part of a strategy's state a checkpoint cannot hold, empty if it can hold all of it."""
-    if new := vars(strategy).keys() - getattr(strategy, "_begun", vars(strategy).keys()):
-        where = "what lasts goes into self.state, what does not is begun in setup()"
-        return f"{type(strategy).__name__}: no checkpoint holds self.{min(new)}: {where}"
+    if fault := strategy._attributes.find_new():
+        return str(fault)
     place = _unkept(strategy.state.items(), "self.state")
     kept = "tensors, arrays, numbers and text, in lists, tuples and dictionaries by text or whole numbers"
     return f"{type(strategy).__name__}: {place}, but a checkpoint holds {kept}" if place else ""
@@ -134,22 +137,21 @@ def next_model(strategy: Any, replies: Replies) -> Tensors:
     """Return the next global model: the aggregated tensors in the model's types, and the other tensors unchanged.
 
     Raises:
-        RunStopped: If it is not a model or not finite, or if the strategy's state or metrics cannot be saved or logged.
+        RunStopped: If it is not a model or not finite, or if the strategy's state or metrics cannot be saved or logged. Also if
+            the strategy changed tensors in place, or attributes.
     """
-    name, whole = type(strategy).__name__, strategy.model
+    name, whole, attributes = type(strategy).__name__, strategy.model, dict(vars(strategy))
     model = leave_out(whole, strategy.buffers)
     if strategy.buffers:
         replies, sent = split_replies(replies, strategy.buffers)
-    before = [(tensor, tensor._version) for reply in replies for tensor in reply.tensors.values()]
-    try:
-        made = (aggregate_privately if strategy.privacy else type(strategy).next_model)(strategy, model, replies)
-    except AbsentError as error:
-        raise build_stop_error(strategy, f"{name}.aggregate: {error}") from error
+    with refuse_edits(strategy, _list_lent(strategy, replies), "aggregate"):
+        try:
+            made = (aggregate_privately if strategy.privacy else type(strategy).next_model)(strategy, dict(model), replies)
+        except AbsentError as error:
+            raise build_stop_error(strategy, f"{name}.aggregate: {error}") from error
     strategy.round.largest_share = replies.largest_share
-    if any(tensor._version != version for tensor, version in before):
-        raise build_stop_error(
-            strategy, f"{name}.aggregate must not change replies in place: what clients remember may be the same tensors"
-        )
+    if fault := strategy._attributes.find_replaced_fault(attributes):
+        raise build_stop_error(strategy, fault)
     if fault := _model_fault(model, made):
         raise build_stop_error(strategy, f"{name}.aggregate must return tensors of the model by name: {fault}")
     if strategy.buffers:
@@ -158,9 +160,35 @@ def next_model(strategy: Any, replies: Replies) -> Tensors:
     if not math.isfinite(norm(new.values())):
         worst = next(key for key, value in new.items() if not value.isfinite().all())
         raise build_stop_error(strategy, f"{name}.aggregate made a model that is not finite ({worst})", "diverged")
-    if fault := _metrics_fault(strategy) or state_fault(strategy):
+    fault = _metrics_fault(strategy) or state_fault(strategy)
+    if not fault and (len(replies) or strategy.aggregates_empty_rounds):  # else nothing has set values back
+        fault = strategy._attributes.find_changed()
+    if fault:
         raise build_stop_error(strategy, fault)
     return new
+
+
+@contextmanager
+def refuse_edits(strategy: Any, tensors: Iterable[Tensor], function: str) -> Iterator[None]:
+    """Raise an error if a ``function`` of a strategy changes ``tensors`` in place: ``UserError`` before the first round, else
+    ``RunStopped``.
+    """
+    before = [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]  # those have no version
+    yield
+    if any(tensor._version != version for tensor, version in before):
+        wanted = f"{type(strategy).__name__}.{function} must not change the model or replies in place"
+        fault = f"{wanted}: clients may hold the same tensors. Fix: change a copy, such as x.clone()"
+        raise build_stop_error(strategy, fault) if strategy.round.server_round else UserError(fault)
+
+
+def _list_lent(strategy: Any, replies: Replies) -> list[Tensor]:
+    """Return the tensors that clients may hold as well: of this round, and those of earlier rounds that are still held."""
+    received = {id(reply.received): reply.received for reply in replies}  # most strategies send all clients the same
+    groups = [strategy.model, *received.values(), *(reply.tensors for reply in replies)]
+    lent = {id(tensor): tensor for group in groups for tensor in group.values()}
+    lent |= {id(tensor): tensor for held in strategy._attributes.lent if (tensor := held()) is not None}
+    strategy._attributes.lent = [weakref.ref(tensor) for tensor in lent.values()]
+    return list(lent.values())
 
 
 def build_request_error(strategy: Any, server_round: int, fault: str) -> UserError | RunStopped:

@@ -8,27 +8,22 @@ from helpers import Schedule, config_of, digits_run, run_strategy, same, strateg
 from contrafed.strategies.fedawe import FedAWE
 
 
-class Seen(FedAWE):
-    """The messages to each client."""
-
-    def setup(self):
-        super().setup()
-        self.sent = []
-
-    def next_model(self, model, replies):
-        self.sent.append({reply.client: reply.get_tensors("model") and reply.received for reply in replies})
-        return super().next_model(model, replies)
-
-
 def test_every_client_goes_on_from_the_model_it_left_with():
+    sent = []
+
+    class Seen(FedAWE):
+        def next_model(self, model, replies):
+            sent.append({reply.client: reply.get_tensors("model") and reply.received for reply in replies})
+            return super().next_model(model, replies)
+
     models, rule = digits_run(
         "fedawe", len(COHORTS_WITH_ABSENCES), clients=5, schedule=COHORTS_WITH_ABSENCES, local=WORK, rule=Seen
     )
     left = dict.fromkeys(range(5), 0)  # last round of each client's participation
     for t, here in enumerate(COHORTS_WITH_ABSENCES, 1):
-        assert rule.sent[t - 1].keys() == set(here)
+        assert sent[t - 1].keys() == set(here)
         for client in here:
-            assert same(rule.sent[t - 1][client], {f"model/{n}": v for n, v in models[left[client]].items()}), (t, client)
+            assert same(sent[t - 1][client], {f"model/{n}": v for n, v in models[left[client]].items()}), (t, client)
         left |= dict.fromkeys(here, t)
     assert rule.state["active"].tolist() == list(left.values())
     assert rule.state["models"].keys() == set(left.values())  # only models that a client continues from are stored
@@ -57,9 +52,8 @@ def test_clients_are_evaluated_by_the_last_active_clients_mean(after_training):
     given = {}
 
     class Evaluating(FedAWE):
-        def setup(self):
-            super().setup()
-            self.after_training = after_training
+        def __init__(self, *arguments, **named):
+            super().__init__(*arguments, **named | {"after_training": after_training})
 
         def per_client_broadcast(self, model, client, evaluating):
             own = super().per_client_broadcast(model, client, evaluating)
