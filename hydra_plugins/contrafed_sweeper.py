@@ -219,11 +219,17 @@ class ContrafedSweeper(Sweeper):
         return True
 
     def _check_data(self, each: Left, there: Path, summary: dict[str, Any]) -> None:
-        """Raise ``UserError`` if a finished run had other files of the user's own than the job has."""
+        """Raise ``UserError`` if a finished run had other files of data or of initial weights than the job has."""
         from contrafed.core.errors import UserError
-        from contrafed.data.fingerprint import fingerprint_run
+        from contrafed.data.fingerprint import find_changed_weights, fingerprint_run, fingerprint_weights
         from contrafed.data.images import load_images
 
+        now = fingerprint_weights(each.run.init_from, each.run.client.model)
+        if key := find_changed_weights(summary.get("weights_fingerprint", {}), now):
+            raise UserError(
+                f"job {each.job.number}: the file of {key} is not that of its run in {there}. "
+                "Fix: put it back as it was, or name another output_dir"
+            )
         dataset, files = each.run.client.dataset, (each.run.client.partition, each.run.participation, each.run.clock)
         before = summary.get("data_fingerprint")
         if before is None or not any(getattr(choice.config, "path", None) for choice in (dataset, *files)):

@@ -237,6 +237,62 @@ def test_a_finished_job_with_other_data_is_not_taken_for_the_same(tmp_path, call
     assert Path(tmp_path / "sweep").exists()
 
 
+def weights(path, seed):
+    made = run(config_of(*OWN[:-2], "dataset=digits", f"seed={seed}", "num_rounds=1", f"output_dir={path.parent}/of{seed}"))
+    shutil.copy(Path(made["folder"]) / "model.safetensors", path)
+
+
+@pytest.mark.parametrize("key", ["model.pretrained", "init_from"])
+def test_a_run_is_not_resumed_with_other_initial_weights(tmp_path, key):
+    file = tmp_path / "start.safetensors"
+    weights(file, 5)
+    config = (
+        *OWN[:-2],
+        "dataset=digits",
+        "model.freeze=[encoder.*]" if key == "model.pretrained" else "seed=1",
+        f"{key}={file}",
+    )
+    config += ("num_rounds=2", "checkpoint_every=1", f"output_dir={tmp_path}/run")
+    first, content = run(config_of(*config)), file.read_bytes()
+    weights(file, 6)
+    before = (tmp_path / "run" / "metrics.csv").read_bytes()
+    with pytest.raises(UserError) as found:
+        run(config_of(*config, "resume=latest"))
+    assert found.value.key == "resume"
+    assert key in str(found.value)
+    assert (tmp_path / "run" / "metrics.csv").read_bytes() == before
+    file.write_bytes(content)
+    assert run(config_of(*config, "resume=latest"))["weights_fingerprint"] == first["weights_fingerprint"]
+    assert list(first["weights_fingerprint"]) == [key]
+
+
+def test_a_run_without_files_of_weights_has_no_entry_of_them(tmp_path):
+    images(tmp_path / "x.npz")
+    config = (*OWN, f"dataset.path={tmp_path}/x.npz", "checkpoint_every=1", f"output_dir={tmp_path}/run")
+    assert "weights_fingerprint" not in run(config_of(*config))
+    for path in (tmp_path / "run" / "checkpoints").glob("[0-9]*/state.json"):  # of before there were any
+        content = json.loads(path.read_text())
+        assert content.pop("weights") == {}
+        del content["sha256"]
+        path.write_text(json.dumps({"sha256": checkpoint._digest(content), **content}))
+    assert run(config_of(*config, "resume=latest"))["status"] == "finished"
+
+
+def test_a_finished_job_with_other_initial_weights_is_not_taken_for_the_same(tmp_path, call_command):
+    yamls = tmp_path / "yamls" / "experiment"
+    yamls.mkdir(parents=True)
+    (yamls / "mine.yaml").write_text("# @package _global_\nnum_clients: 3\ngrid:\n  seed: [0]\n")
+    weights(tmp_path / "start.safetensors", 5)
+    line = ("-m", f"--config-dir={tmp_path}/yamls", "experiment=mine", *(o for o in OWN[:-2] if "num_clients" not in o))
+    line += (f"init_from={tmp_path}/start.safetensors", "num_rounds=1", f"output_dir={tmp_path}/sweep", "tracker=none")
+    assert call_command(*line).returncode == 0
+    assert "1 of them finished already" in call_command(*line).stdout
+    weights(tmp_path / "start.safetensors", 6)
+    other = call_command(*line)
+    assert (other.returncode, len(other.stderr.splitlines())) == (2, 1)
+    assert "init_from" in other.stderr
+
+
 @pytest.mark.parametrize("surroundings", ["double", "no grad", "inference"])
 def test_a_notebooks_defaults_change_no_run_and_are_restored(tmp_path, surroundings):
     import contextlib

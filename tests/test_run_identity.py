@@ -275,10 +275,14 @@ def test_a_name_of_results_is_no_path(tmp_path, name, expect_error):
 
 DIFFERENT = {
     "data": ({"data_fingerprint": "aa"}, {"data_fingerprint": "bb"}, "data_fingerprint (aa, bb)"),
+    "weights": (
+        {"weights_fingerprint": {"init_from": "1234567890123456"}}, {"weights_fingerprint": {"init_from": "1e12345678901234"}},
+        "weights_fingerprint.init_from (1234567890123456, 1e12345678901234)",
+    ),
     "engine": ({"engine": "local"}, {"engine": "ray"}, "engine (local, ray)"),
     "commit": ({"commit": "c1"}, {"commit": "c2"}, "commit (c1, c2)"),
     "version": ({"versions": {"torch": "2.6"}}, {"versions": {"torch": "2.7"}}, "torch (2.6, 2.7)"),
-}
+}  # fmt: skip
 
 
 def write_two(folder, first, second, name="fedavg"):

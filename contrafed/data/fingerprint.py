@@ -1,12 +1,14 @@
-"""The fingerprint of a run's data: it tells whether a run that is resumed or repeated has the data of before."""
+"""The fingerprints of a run's files: they tell whether a run that is resumed or repeated has the files of before."""
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from contrafed.core.client_run import Choice
+from contrafed.core.disk import checksum
 
 MAX_PIXEL_BYTES = 1 << 26  # of larger data sets evenly chosen images count
 LENGTH = 16  # hexadecimal digits of a fingerprint
@@ -31,3 +33,15 @@ def fingerprint_run(images: str, *choices: Choice) -> str:
     if not contents:
         return images
     return hashlib.sha256(b"\n".join([images.encode(), *contents])).hexdigest()[:LENGTH]
+
+
+def fingerprint_weights(init_from: str | None, model: Choice) -> dict[str, str]:
+    """Return the fingerprints of a run's files of initial weights, by key. A file that is not there has none."""
+    paths = {"init_from": init_from, "model.pretrained": model.values.get("pretrained")}
+    files = {key: Path(path).expanduser() for key, path in paths.items() if path is not None}
+    return {key: checksum(file)[:LENGTH] for key, file in files.items() if file.is_file()}
+
+
+def find_changed_weights(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return the key of a file of initial weights that changed, empty if none did. An older run has no fingerprints."""
+    return next((key for key, found in now.items() if before.get(key, found) != found), "")

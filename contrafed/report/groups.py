@@ -119,7 +119,10 @@ def _compute_progress(run: FinishedRun) -> tuple[bool, int, int]:
 # The cell of a setting that a run's method does not have, or has as null.
 EMPTY_CELL = "-"
 # The runs of one row should agree in these entries of a summary. Names of versions begin with VERSIONS.
-PROVENANCE_KEYS, VERSIONS = ("data_fingerprint", "engine", "commit"), "versions."
+PROVENANCE_KEYS, VERSIONS = (
+    ("data_fingerprint", "weights_fingerprint.init_from", "weights_fingerprint.model.pretrained", "engine", "commit"),
+    "versions.",
+)
 # Largest number of rows that are named because their runs differ in these.
 MAX_MIXES = 5
 

@@ -123,7 +123,7 @@ def _read(path: Path) -> pd.DataFrame:
 
 
 def _value(key: str, cell: str) -> Any:
-    if key in WORDS or key.startswith("versions."):
+    if key in WORDS or key.startswith(("versions.", "weights_fingerprint.")):
         return cell
     try:
         return json.loads(cell.lower() if cell in ("True", "False") else cell)

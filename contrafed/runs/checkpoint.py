@@ -15,7 +15,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,7 @@ class Checkpoint:
     state: Any  # the strategy's state, packed
     grid: dict[str, Any]  # what the grid needs to resume, for devices, which keep their client state, and empty otherwise
     anchor: str = ""  # the checkpoint after which replies were last accepted
+    weights: Mapping[str, str] = field(default_factory=dict)  # the fingerprints of the files of initial weights, by key
 
     def server(self) -> tuple[Tensors, dict[str, Any]]:
         """Return the global model and the strategy's state."""
@@ -76,7 +77,14 @@ class Checkpoint:
 class Checkpoints:
     """Writes a run's checkpoints and keeps the last few."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], resumed: Checkpoint | None, data: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: Mapping[str, Any],
+        resumed: Checkpoint | None,
+        data: str = "",
+        weights: Mapping[str, str] | None = None,
+    ) -> None:
         """Prepare the folder.
 
         Args:
@@ -84,8 +92,9 @@ class Checkpoints:
             config: The run's configuration.
             resumed: The checkpoint that the run resumed from. In the same folder, files of unchanged clients are kept.
             data: The fingerprint of the data.
+            weights: The fingerprints of the files of initial weights.
         """
-        self.folder, self.data = folder / FOLDER, data
+        self.folder, self.data, self.weights = folder / FOLDER, data, dict(weights or {})
         self.config = dict(config)
         self.keep: int = config["checkpoint_keep"]
         own = resumed if resumed is not None and resumed.path.parent.resolve() == self.folder.resolve() else None
@@ -177,6 +186,7 @@ class Checkpoints:
                 **about,
                 "format": FORMAT,
                 "data": self.data,
+                "weights": self.weights,
                 "config": self.config,
                 "clients": self.clients,
                 "sums": sums,
@@ -360,9 +370,9 @@ def _read(path: Path) -> Checkpoint | None:
             if checksum(path / name if name == SERVER else path.parent / CLIENTS / name) != sums[name]:
                 return None
         config, logs, log_sums, grid = (dict(content[key]) for key in ("config", "logs", "log_sums", "grid"))
-        data, anchor = str(content["data"]), str(content.get("anchor", ""))
+        data, anchor, weights = str(content["data"]), str(content.get("anchor", "")), dict(content.get("weights", {}))
         found = Checkpoint(
-            path, int(content["round"]), config, logs, log_sums, data, clients, sums, content["state"], grid, anchor
+            path, int(content["round"]), config, logs, log_sums, data, clients, sums, content["state"], grid, anchor, weights
         )
         found.server()
         return found

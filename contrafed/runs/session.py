@@ -18,7 +18,7 @@ from contrafed.core.metrics import beside_accuracy
 from contrafed.core.privacy import central, gaussian
 from contrafed.core.tensors import Tensors
 from contrafed.core.tracker import Tracked
-from contrafed.data.fingerprint import fingerprint_run
+from contrafed.data.fingerprint import fingerprint_run, fingerprint_weights
 from contrafed.data.loaded import describe_loaded
 from contrafed.engines.attack import wrap_in_attack
 from contrafed.engines.client_registry import Members
@@ -74,6 +74,8 @@ class Session:
         self.resumed = checkpoint.find(run.resume) if run.resume else None
         if run.resume and self.resumed is None:  # complete when the run was checked
             raise UserError(f"resume: {run.resume} is gone or cannot be read any more; start again to go on from another")
+        before = {} if self.resumed is None else self.resumed.weights  # the file of init_from may be gone by now
+        self.weights = {**before, **fingerprint_weights(run.init_from, run.client.model)}
         keeping = run.checkpoint_every is not None or self.resumed is not None
         grid.begin(keeping, {} if self.resumed is None else self.resumed.grid)
         grid.limit_replies(MAX_REPLY_OVERHEAD_BYTES)  # of the answers to queries
@@ -102,7 +104,7 @@ class Session:
             self._go_on(self.resumed)
         self.checkpoints, self._any_accepted = None, False  # the latter: since the last checkpoint
         if run.checkpoint_every:
-            self.checkpoints = checkpoint.Checkpoints(self.folder, run.composed, self.resumed, self.fingerprint)
+            self.checkpoints = checkpoint.Checkpoints(self.folder, run.composed, self.resumed, self.fingerprint, self.weights)
         self.began = time.perf_counter()
 
     def train(self) -> None:
@@ -279,6 +281,7 @@ class Session:
             told = {
                 **facts(run, self.workspace),
                 "data_fingerprint": self.fingerprint,
+                **({"weights_fingerprint": self.weights} if self.weights else {}),
                 **self._traffic(),
                 **spent,
                 **self.grid.about(),

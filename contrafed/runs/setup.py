@@ -108,7 +108,7 @@ def starting_point(wanted: Run, images: str, devices: bool = False) -> str | Non
     Raises:
         UserError: If the checkpoint does not fit.
     """
-    from contrafed.data.fingerprint import fingerprint_run
+    from contrafed.data.fingerprint import find_changed_weights, fingerprint_run, fingerprint_weights
     from contrafed.runs import checkpoint
 
     if wanted.resume is None:
@@ -122,6 +122,11 @@ def starting_point(wanted: Run, images: str, devices: bool = False) -> str | Non
             raise UserError(
                 f"resume: the data, or the files of partition, participation or clock, are not those of {found.path}. "
                 "Fix: put them back as they were, or begin the run in another folder"
+            )
+        if key := find_changed_weights(found.weights, fingerprint_weights(wanted.init_from, wanted.client.model)):
+            raise UserError(
+                f"resume: the file of {key} is not that of {found.path}. "
+                "Fix: put it back as it was, or begin the run in another folder"
             )
         if devices != bool(found.grid):
             kept, how = ("in the checkpoint", "main.py") if devices else ("on devices", "flwr run")
