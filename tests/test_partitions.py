@@ -7,7 +7,9 @@ import pytest
 from helpers import config_of
 from parted import data_of, data_with_a_gap, make, settings_of
 
+from contrafed.config.run_config import resolve
 from contrafed.data.checks import check
+from contrafed.data.federation import load_federation
 from contrafed.data.partition import Small, keep_stratified, make_partition
 from contrafed.runs.run import run
 
@@ -333,3 +335,20 @@ def test_a_run_reports_it_in_a_line_and_in_its_summary(tmp_path, capsys, on_smal
     plain = run(config_of(*shape, "partition=iid", f"output_dir={tmp_path}/plain"))
     assert not any(key.startswith("partition_small") for key in plain)
     assert "min_client_size" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flip", [(), ("attack=label_flip",), ("partition.feature_shift.kind=noise",)])
+def test_a_run_says_which_share_of_its_examples_scarcity_left(tmp_path, capsys, flip):
+    """Each class of a client keeps one example, so 0.05 of 27 examples of 10 classes is about a third."""
+    shape = ("engine=local", "num_clients=50", "num_rounds=1", "model=mlp", "strategy=fedavg", "partition=iid")
+    scarce = ("partition.keep_fraction=0.05", "partition.scarce_clients=2")
+    run(config_of(*shape, *scarce, *flip, f"output_dir={tmp_path}/run"))
+    (line,) = [text for text in capsys.readouterr().out.splitlines() if text.startswith("scarcity: ")]
+    whole, kept = make_run_sizes(*shape), make_run_sizes(*shape, *scarce)
+    assert 0.3 < kept[:48].sum() / whole[:48].sum() < 0.4
+    for group in (slice(48), slice(48, None)):
+        assert f" {kept[group].sum() / whole[group].sum():.3g} of their training examples" in line
+
+
+def make_run_sizes(*overrides):
+    return load_federation(resolve(config_of(*overrides)).client).partition.sizes

@@ -23,7 +23,8 @@ class Flipped(Partition):
             true: The original partition.
             own: The replaced training examples, by client.
         """
-        self.num_clients, self.num_classes, self.small = true.num_clients, true.num_classes, true.small
+        self.num_clients, self.num_classes = true.num_clients, true.num_classes
+        self.small, self.kept_shares = true.small, true.kept_shares
         self._true, self._own = true, own
 
     @property

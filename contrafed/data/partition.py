@@ -47,6 +47,7 @@ class Partition:
     """Explicit index arrays: one training part and one test part per client, and its validation part if there is one."""
 
     small = Small(0, 0, 0)
+    kept_shares: Sequence[float] = (1.0, 1.0)  # of training examples, by all but the scarce clients and by these
     _validation, _validation_ends = np.zeros(0, dtype=np.int64), None
 
     def __init__(
@@ -226,15 +227,18 @@ def _apply_scarcity(
     train: list[np.ndarray], test: list[np.ndarray], data: ImageData, config: Common, seed: int, drawn_as: str
 ) -> Partition:
     """Return the partition after the scarcity settings."""
-    y = data.y.numpy()
+    y, validation, first_scarce, whole = data.y.numpy(), None, len(train) - config.scarce_clients, list(map(len, train))
     train = _scarce(train, y, config, generator(seed, f"partition {drawn_as} scarce"))
+    kept, groups = list(map(len, train)), (slice(first_scarce), slice(first_scarce, None))
     if config.cut_test:
         test = _scarce(test, y, config, generator(seed, f"partition {drawn_as} scarce test"))
-    if not config.validation_fraction:
-        return Partition(train, test, y, data.num_classes)
-    rng = generator(seed, f"partition {drawn_as} validation")
-    cut = [cut_stratified(part, y, config.validation_fraction, rng) for part in train]
-    return Partition([left for left, _ in cut], test, y, data.num_classes, [held for _, held in cut])
+    if config.validation_fraction:
+        rng = generator(seed, f"partition {drawn_as} validation")
+        cut = [cut_stratified(part, y, config.validation_fraction, rng) for part in train]
+        train, validation = [left for left, _ in cut], [held for _, held in cut]
+    partition = Partition(train, test, y, data.num_classes, validation)
+    partition.kept_shares = [sum(kept[group]) / max(sum(whole[group]), 1) for group in groups]
+    return partition
 
 
 def _best_draw(

@@ -13,7 +13,8 @@ class ShiftedPartition(Partition):
     def __init__(self, dealt: Partition, num_examples: int, config: FeatureShift, seed: int) -> None:
         """Mark the positions of ``dealt`` among ``num_examples`` (N), and draw the shifts from the federation's ``seed``."""
         self.config, self.shifts = config, draw_shifts(config, dealt.num_clients, seed)
-        self.num_clients, self.num_classes, self.small = dealt.num_clients, dealt.num_classes, dealt.small
+        self.num_clients, self.num_classes = dealt.num_clients, dealt.num_classes
+        self.small, self.kept_shares = dealt.small, dealt.kept_shares
         self._dealt, self._num_examples = dealt, num_examples
 
     def _mark(self, part: np.ndarray, client: int) -> np.ndarray:

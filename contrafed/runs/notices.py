@@ -43,6 +43,16 @@ def said_of_small(workspace: Workspace) -> str:
     return f"{small.clients} clients had drawn fewer than partition.min_client_size={least} examples: {what}"
 
 
+def said_of_scarcity(workspace: Workspace) -> str:
+    """Return a line with the share of training examples that clients really keep under scarcity, empty without scarcity."""
+    config, shares = workspace.run.partition.config, workspace.federation.partition.kept_shares
+    few = config.scarce_clients
+    groups = [(config.keep_fraction, "clients keep", shares[0])] if few < workspace.run.num_clients else []
+    groups += [(config.scarce_fraction, f"the last {few} clients keep", shares[1])] if few else []
+    said = [f"{who} {share:.3g} of their training examples" for wanted, who, share in groups if wanted < 1]
+    return f"scarcity: {', '.join(said)}, and at least one of each class" if said else ""
+
+
 def said_of_norms(workspace: Workspace) -> str:
     """Return a line where a method treats normalisation layers apart and the model has none, empty otherwise."""
     parts = workspace.client_class.shared_parts(workspace.config)

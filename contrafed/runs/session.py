@@ -34,6 +34,7 @@ from contrafed.runs.notices import (
     said_of_replies,
     said_of_run,
     said_of_scale,
+    said_of_scarcity,
     said_of_shift,
     said_of_small,
     warn_of_large,
@@ -174,7 +175,7 @@ class Session:
         data = self.workspace.federation.data
         lines = [describe_loaded(data) if len(data.y) else "", *data.warnings]
         lines += describe_model(self.workspace)
-        lines += [said(self.workspace) for said in (said_of_small, said_of_norms, said_of_shift)]
+        lines += [said(self.workspace) for said in (said_of_small, said_of_scarcity, said_of_norms, said_of_shift)]
         lines.append(said_of_attackers(run))
         lines += [self.selection.notice, self.scored.notice, said_of_delta(run), warn_of_large(members.sizes, members.own_data)]
         lines += [said_of_replies(run, self.strategy)]
