@@ -34,7 +34,15 @@ from contrafed.config.run_config import resolve
 from contrafed.core.errors import RunStopped, UserError
 from contrafed.core.registry import CONF
 from contrafed.core.stdio import outliving
-from contrafed.runs.launch import find_folder, note_missing, print_other_jobs, read_objective, remove_empty, warn_of_objective
+from contrafed.runs.launch import (
+    check_objective,
+    find_folder,
+    note_missing,
+    print_other_jobs,
+    read_objective,
+    remove_empty,
+    warn_of_objective,
+)
 from contrafed.runs.output import print_summary, quiet_libraries, versions
 from contrafed.runs.output.folder import hold_folder
 from contrafed.runs.setup import check_latest
@@ -63,6 +71,7 @@ def run_job(config: DictConfig) -> float | None:
         try:
             run = resolve(to_plain(config))
             check_latest(run, named)
+            check_objective(run)
             with hold_folder(folder) as free:
                 if not free and named:
                     raise UserError(f"output_dir: another process writes in {folder}")

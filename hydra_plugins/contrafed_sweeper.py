@@ -88,6 +88,7 @@ class ContrafedSweeper(Sweeper):
         from contrafed.config.command_line import check_jobs
         from contrafed.config.compose import expand_jobs, take_shard
         from contrafed.config.fairness import find_differing_training, warn_of_differing_training
+        from contrafed.runs.launch import check_objective
         from contrafed.runs.output import quiet_libraries
         from contrafed.runs.setup import check_latest, names_folder
 
@@ -97,6 +98,8 @@ class ContrafedSweeper(Sweeper):
         more = [f"{key}={value}" for key, value in (self.params or {}).items() if key not in asked]
         every = expand_jobs([*more, *arguments], loader=self.loader)
         runs = check_jobs(every, self.loader.own)
+        for run in runs:
+            check_objective(run)
         self.named = names_folder(arguments) or any(
             str(o).startswith("hydra.sweep.dir=") for o in self.config.hydra.overrides.hydra
         )

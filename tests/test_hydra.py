@@ -11,7 +11,10 @@ from helpers import check_overrides, config_of, slow
 from messages import ROOT
 
 from contrafed.config.checks import SECTIONS
-from contrafed.runs.launch import read_objective
+from contrafed.config.run_config import resolve
+from contrafed.report.results import load
+from contrafed.runs.launch import check_objective, read_objective
+from contrafed.runs.output.series import list_accuracies
 from contrafed.runs.run import run
 
 QUICK_RUN = (
@@ -85,6 +88,25 @@ def test_the_objective_is_what_a_summary_leads_with_or_the_number_that_is_named(
     for wrong in ("status", "interrupted", "acuracy_final"):
         with pytest.raises(Exception, match=f"objective '{wrong}'"):
             read_objective(summary, wrong)
+
+
+@pytest.mark.parametrize(
+    "name", ["personal_refit_accuracy_mean", "mcc_final", "bytes_up", "accuracy", "personal_blend_accuracy_mean"]
+)
+def test_an_objective_that_no_run_has_is_refused_before_the_run(name, tmp_path, expect_error):
+    run = resolve(config_of("strategy=fedrep", f"objective={name}"))
+    if name in ("accuracy", "personal_blend_accuracy_mean"):  # the latter is of another method
+        with expect_error("objective"):
+            check_objective(run)
+    else:
+        check_objective(run)
+
+
+def test_every_accuracy_of_the_results_may_be_an_objective():
+    for name in ("pmfl-table1", "mpfedcon-table1", "digits"):
+        for found in load(ROOT / "results" / f"{name}.csv"):
+            numbers = {key for key, value in found.summary.items() if "accuracy" in key and isinstance(value, float)}
+            assert numbers <= {*list_accuracies(("refit", "untuned", "trained", "blend"))}
 
 
 def test_what_is_shown_is_what_runs(call_command, tmp_path, monkeypatch):

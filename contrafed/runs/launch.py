@@ -11,7 +11,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from contrafed.config.compose import expand_jobs
-from contrafed.core.errors import unknown
+from contrafed.config.run_config import Run
+from contrafed.core.errors import UserError, nearest, unknown
 from contrafed.runs.early_stopping import warn_of_test_data
 from contrafed.runs.setup import names_folder
 
@@ -20,6 +21,16 @@ LEADING_METRICS = {
     "validation": ("personal_validation_accuracy_mean", "validation_accuracy_final"),
     "test": ("personal_accuracy_mean", "accuracy_final"),
 }
+# Other numbers that a summary can have.
+OTHER_NUMBERS = (
+    *("seed", "federation_seed", "num_clients", "num_rounds", "parameters", "rounds", "best_round", "probability_mean"),
+    *("partition_small_clients", "partition_small_moved", "partition_small_dropped"),
+    *("seconds", "seconds_per_round", "local_seconds_median", "aggregate_seconds_median"),
+    *("bytes_up", "bytes_down", "replies_rejected", "failures", "simulated_time", "lost_seconds", "lost_steps"),
+    *("bytes_up_per_client", "bytes_down_per_client", "bytes_up_by_formula", "bytes_down_by_formula"),
+    *("target_accuracy", "rounds_to_target", "bytes_up_to_target", "bytes_down_to_target", "simulated_time_to_target"),
+    *("epsilon", "delta", "privacy_rounds"),
+)
 # Sweepers that run a grid. Others search, by the objective.
 GRID_SWEEPERS = ("contrafed_sweeper", "BasicSweeper")
 
@@ -43,6 +54,20 @@ def print_other_jobs() -> None:
     own = next((source.path for source in job.runtime.config_sources if source.provider == "command-line"), None)
     if (several := len(expand_jobs([str(line) for line in job.overrides.task], own))) > 1:
         print(f"this is one of {several} jobs: this line with -m runs them all", flush=True)
+
+
+def check_objective(run: Run) -> None:
+    """Raise ``UserError`` before a run for an objective that no summary of its method has."""
+    from contrafed.runs.output.series import list_accuracies
+    from contrafed.training.workspace import client_class_of
+
+    if run.objective is None:
+        return
+    known = (*OTHER_NUMBERS, *list_accuracies(client_class_of(run.client.strategy).model_names))
+    if run.objective not in known:
+        said = f"a run of strategy={run.client.strategy.name} has no number '{run.objective}'"
+        wanted = "a number of summary.json, such as personal_accuracy_mean or accuracy_final"
+        raise UserError(f"objective: {said}{nearest(run.objective, known) or '.'} Fix: {wanted}")
 
 
 def read_objective(summary: Mapping[str, Any], name: str | None) -> float | None:

@@ -1,6 +1,6 @@
 """Summarise a curve of evaluation points."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -70,6 +70,13 @@ def summary_of_curves(curves: Curves, first_round: int = 1, select_on: str | Non
     summary |= _clients_summary(curves, first_round, "personal", "validation", "personal_validation_", None)
     summary |= _clients_summary(curves, first_round, "global", "clients", "clients_", order)
     return summary | _other_scores(curves, first_round, order, own_order)
+
+
+def list_accuracies(model_names: Iterable[str] = ()) -> list[str]:
+    """Return the keys that ``summary_of_curves`` can have. ``model_names``: other models of the method's clients."""
+    names = ["accuracy", "accuracy_std", *FUNCTIONS, *(f"{name}/accuracy" for name in ("held_out", *model_names))]
+    splits, points = ("test", "train", "validation", "clients"), [(t, 0.0) for t in EMA_ROUNDS]
+    return list(summary_of_curves({(scope, split, name): points for scope in SCOPES for split in splits for name in names}))
 
 
 def _other_scores(curves: Curves, first_round: int, order: Order, own_order: Order) -> dict[str, float]:
