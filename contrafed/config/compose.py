@@ -33,8 +33,13 @@ def _make_loader(own: Path | None, files: object) -> ConfigLoader:
 
 
 def compose_job(overrides: list[str], config_dir: str | Path | None = None) -> DictConfig:
-    """Compose one job's configuration from YAMLs alone. Raises ``UserError`` for an unknown choice or key."""
-    return make_own_loader(config_dir).compose_job(rename_arguments(overrides))
+    """Compose one job's configuration from YAMLs alone. Raises ``UserError`` for an unknown choice or key, and for a
+    shard, which only a sweep has.
+    """
+    lines = rename_arguments(overrides)
+    if (shard := next((line for line in lines if line.lstrip("+").startswith(f"{hydra_key('shard')}=")), None)) is not None:
+        raise UserError(f"shard={shard.partition('=')[2]}: a single run is not divided. Fix: add -m, or leave shard out")
+    return make_own_loader(config_dir).compose_job(lines)
 
 
 def read_grid(experiment: str, config_dir: str | Path | None = None) -> sweep_grid.SweepGrid:
