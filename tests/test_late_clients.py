@@ -1,5 +1,6 @@
 """Deadlines and over-selection: what becomes of late clients, by hand, in a stack, after a resume and in the engines."""
 
+import json
 from functools import partial
 
 import numpy as np
@@ -138,6 +139,30 @@ def test_a_resumed_run_has_the_late_replies_and_the_time(tmp_path):
     assert sum(map(int, waited[2:])) > 0
     first = next((tmp_path / "whole" / "checkpoints").glob("*3"))
     assert run_tiny(tmp_path / "again", *late, f"resume={first}") == whole
+
+
+@pytest.mark.parametrize("how", [{}, {"early_stop": 1, "eval_every": 1, "strategy.local.lr": 1e-9}])
+def test_work_that_arrives_after_the_last_round_is_lost(tmp_path, how):
+    run_tiny(tmp_path, *SLOW_CLIENTS, "participation.late=stale", *(f"{key}={value}" for key, value in how.items()))
+    metrics, clients = (read_rows(tmp_path / f"{name}.csv") for name in ("metrics", "clients"))
+    ends = {int(row["round"]): float(row["value"]) for row in metrics if row["metric"] == "simulated_time"}
+    starts, steps = {t + 1: end for t, end in ends.items()}, {}
+    for row in clients:
+        if row["metric"] == "steps":
+            steps[row["round"], row["client"]] = int(row["value"])
+    late = {
+        (row["round"], row["client"]): float(row["value"])
+        for row in clients
+        if row["metric"] == "simulated_seconds"
+        and starts.get(int(row["round"]), 0.0) + float(row["value"]) > ends[max(ends)] + 1e-9
+    }
+    assert late
+    assert (max(ends) < 4) == bool(how)
+    lost = {name: [float(r["value"]) for r in metrics if r["metric"] == name] for name in ("lost_steps", "lost_seconds")}
+    assert lost["lost_steps"] == [0] * (len(ends) - 1) + [sum(steps[key] for key in late)]
+    assert lost["lost_seconds"][-1] == pytest.approx(sum(late.values()))
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["lost_steps"], summary["lost_seconds"]) == (lost["lost_steps"][-1], lost["lost_seconds"][-1])
 
 
 def test_a_deadline_that_nobody_meets_is_said(tmp_path, capsys):

@@ -217,10 +217,14 @@ class Session:
         return evaluate(self.workspace, federation, self.run, server_round, self.evaluated, whole)
 
     def _ends(self, done: Round) -> bool:
-        """Return whether the run ends with this round, before its last."""
-        if self.selection.read(done) is None or not done.server_round:
-            return False
-        return self.stopping.ends(self.selection.curve(self.recorder.accuracies, done), self.rounds)
+        """Return whether the run ends with this round, before its last. At the end, late replies that are on their way are
+        lost.
+        """
+        ends = self.selection.read(done) is not None and done.server_round > 0
+        ends = ends and self.stopping.ends(self.selection.curve(self.recorder.accuracies, done), self.rounds)
+        if self.strategy.time is not None and (ends or done.server_round == self.rounds):
+            self.strategy.time.lose_busy(done)
+        return ends
 
     def _keep_best(self, done: Round, arrays: ArrayRecord, scored: ConfigRecord, ends: bool) -> None:
         """Write the models of a round whose evaluation is the best so far. A run that only evaluates has no best."""

@@ -40,6 +40,7 @@ class SimulatedTime:
         self.now = 0.0  # the end of the last planned round
         self.busy: dict[int, float] = {}  # late clients that are still at work, and when they arrive
         self.waiting: dict[int, dict[str, Any]] = {}  # their replies. A client whose reply was rejected has none
+        self.work: dict[int, tuple[int, float]] = {}  # their steps and seconds
 
     def leave_out_busy(self, clients: np.ndarray) -> np.ndarray:
         """Return the clients that are not still at work for an earlier round."""
@@ -70,6 +71,8 @@ class SimulatedTime:
         start, self.now = self.now, self.now + lasts
         if self.late == "stale":
             self.busy |= dict(zip(clients[late].tolist(), (start + seconds[late]).tolist(), strict=True))
+            work = zip(steps[late].tolist(), seconds[late].tolist(), strict=True)
+            self.work |= dict(zip(clients[late].tolist(), work, strict=True))
         at_work = seconds if self.late == "stale" else np.minimum(seconds, deadline)
         done.simulated = {"simulated_seconds": lasts, "simulated_time": self.now}
         if self.participation.has_late_clients:
@@ -108,6 +111,7 @@ class SimulatedTime:
         if self.late != "stale":
             return list(valid)
         self.busy = {client: arrives for client, arrives in self.busy.items() if arrives > self.now}
+        self.work = {client: work for client, work in self.work.items() if client in self.busy}
         arrived = sorted(self.waiting.keys() - self.busy.keys())
         received = broadcast() if arrived else {}
         found = [self._renew_of(client, done.server_round, received) for client in arrived]
@@ -119,6 +123,12 @@ class SimulatedTime:
                 found.append(reply)
         done.simulated["stale"] = len(arrived)
         return found
+
+    def lose_busy(self, done: Round) -> None:
+        """Log the work of clients that are still busy after the last round as lost in it, because it is never used."""
+        for steps, seconds in self.work.values():
+            done.simulated["lost_steps"] += steps
+            done.simulated["lost_seconds"] += seconds
 
     def _renew_of(self, client: int, server_round: int, received: Tensors) -> Reply:
         """Return a late reply as that of a client that starts from ``received`` now, with its update times its weight."""
@@ -137,11 +147,12 @@ class SimulatedTime:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs of it."""
-        return {"now": self.now, "busy": self.busy, "waiting": self.waiting}
+        return {"now": self.now, "busy": self.busy, "waiting": self.waiting, "work": self.work}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state of a checkpoint."""
         self.now, self.busy, self.waiting = float(state["now"]), dict(state["busy"]), dict(state["waiting"])
+        self.work = dict(state.get("work", {}))  # an older checkpoint has none
 
 
 def count_bytes(spec: Mapping[str, tuple[int, ...]]) -> int:
