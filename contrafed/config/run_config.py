@@ -151,6 +151,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
         f"strategy.server={server.name}: {strategy_class.__name__}.check", str(server.module.__file__)
     ):
         strategy_class.check(server.config, client.strategy, participation)
+    _check_momentum(client.strategy.config.local, top)
     validate.check_classes(client.strategy, server)
     validate.check_participation(participation, top.num_trained, top.seed_of_federation, top.num_rounds)
     check_clock(chosen["clock"], top.num_trained, top.seed_of_federation)
@@ -163,9 +164,8 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     validate.check_mean(chosen["aggregation"], server, chosen["privacy"])
     validate.check_attack(chosen["attack"], client, top.num_trained)
     check_log(top.log, client.strategy, server, participation, chosen["privacy"])
-    personal = top.evaluate_after == "local_training" or client_class_of(client.strategy).is_personal(client.strategy.config)
-    personal = personal or client.model.values.get("buffers") == "local"
-    if top.save_personal and not personal:
+    own = client_class_of(client.strategy).is_personal(client.strategy.config) or client.model.values.get("buffers") == "local"
+    if top.save_personal and not own and top.evaluate_after != "local_training":
         raise UserError(f"save_personal: strategy={client.strategy.name} has no personal models, only the global one")
     client = replace(client, flipped=wrong_labels(chosen["attack"], top))
     return Run(**vars(top), client=client, server=server, **chosen, composed=config)
@@ -275,6 +275,13 @@ def _check_local_training(strategy: Choice, num_rounds: int) -> None:
         raise UserError(f"strategy={strategy.name} needs plain SGD ({reason}); set {wanted}")
     if not local.rate(num_rounds):
         raise UserError(f"strategy.local.lr_decay={local.lr_decay:g}: the learning rate of round {num_rounds} is 0")
+
+
+def _check_momentum(local: Any, top: Top) -> None:
+    """Raise ``UserError`` for a momentum of SGD in settings of training with Adam, which ignores it. Older runs may have it."""
+    if local.optimizer == "adam" and local.momentum and top.resume is None and top.evaluate_only is None:
+        key, fix = "strategy.local.momentum", "set strategy.local.momentum=0"
+        raise UserError(f"{key}={local.momentum:g} does nothing with strategy.local.optimizer=adam. Fix: {fix}")
 
 
 def wrong_labels(attack: Choice, top: Top) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from contrafed.core.drawn import draw_bits
+from contrafed.core.errors import UserError
 from contrafed.core.randomness import generator
 from contrafed.core.schema import Range
 
@@ -25,6 +26,13 @@ class FeatureShift:
     kind: Literal["none", "rotation", "brightness", "blur", "noise"]
     degrees: Annotated[float, Range(ge=0, le=180)]
     strength: Annotated[float, Range(ge=0)]
+
+    def __post_init__(self) -> None:
+        if self.kind == "brightness" and self.strength > 1:
+            raise UserError(
+                f"partition.feature_shift.strength={self.strength:g}: a brightness would be multiplied by less than 0. "
+                "Fix: at most 1"
+            )
 
 
 def draw_shifts(config: FeatureShift, num_clients: int, seed: int) -> np.ndarray:
