@@ -267,3 +267,23 @@ def test_the_authors_partitions_replace_the_skews_of_a_table():
     jobs = expand_jobs(["experiment=fedrcl/table1", "partition=file", "partition.path=parts.json", "strategy=fedavg"])
     assert [job.name for job in jobs] == ["cifar10-fedavg", "cifar100-fedavg", "tiny_imagenet-fedavg"]
     assert {compose_job(job.overrides).partition.name for job in jobs} == {"file"}
+
+
+def test_a_small_figure_over_the_number_of_clients_has_several_points():
+    cases = ("k200", "k220", "k240", "k250", "k260", "k280", "k300")
+    sizes = [config_of("experiment=pmfl/figure13", f"clients={case}", "scale=small")["num_clients"] for case in cases]
+    assert len(set(sizes)) == len(cases)
+    assert config_of("experiment=pmfl/figure13", "clients=k220", "scale=small", "num_clients=9")["num_clients"] == 9
+
+
+@pytest.mark.parametrize(
+    ("asked", "selected"),
+    [
+        (("experiment=mpfedcon/table1", "column=cifar10_2", "strategy=local"), None),
+        (("experiment=mpfedcon/table1", "column=cifar10_2", "strategy=fedavg"), 0.2),
+        (("experiment=mpfedcon/figure4", "method=fedavg"), None),
+    ],
+)
+def test_a_small_run_keeps_a_cohort_of_all_clients(asked, selected):
+    assert config_of(*asked, "scale=small")["participation"]["select"] == selected
+    assert (config_of(*asked)["participation"]["select"] is None) == (selected is None)

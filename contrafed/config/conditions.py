@@ -72,6 +72,8 @@ def merge(
 
     The scale skips keys that the choices do not have. Settings of the command line stay.
 
+    Conditions with a scale hold by the values that the cases have set.
+
     Args:
         config: The configuration, changed in place.
         asked: The command line.
@@ -93,12 +95,12 @@ def merge(
             config.changed = [str(o.input_line) for o in lines if counts(o.key_or_group, FREE_KEYS)]
     if config.get("settings") is not None and not any("settings=" in condition for condition in where):
         raise UserError("settings: only an experiment of a paper has several. Fix: leave it out, or choose such an experiment")
-    holding = {condition: values for condition, values in where.items() if condition_holds(condition, config, own)}
+    scaled = {condition: values for condition, values in where.items() if "scale=" in condition}
+    holding = {c: values for c, values in where.items() if condition_holds(c, config, own) and c not in scaled}
     other_server = any(o.key_or_group == SERVER for o in task)  # then the method has other keys than its experiment expects
     for condition, values in holding.items():
-        if "scale=" not in condition:
-            what = None if other_server and "strategy=" in condition else f"key in the experiment's where '{condition}'"
-            _set_free_keys(config, values, task, what)
+        what = None if other_server and "strategy=" in condition else f"key in the experiment's where '{condition}'"
+        _set_free_keys(config, values, task, what)
     kept = {key: OmegaConf.select(config, key) for key in cases if _is_set(key, task)}
     _set_free_keys(config, cases, [], "key in the experiment's grid")
     # a small run, or one with another setting of a case's key, is compared with the full one's published value
@@ -106,9 +108,8 @@ def merge(
         _resolve_published(config)
     for key, value in kept.items():
         OmegaConf.update(config, key, value)
-    for condition, values in holding.items():
-        if "scale=" in condition:
-            _set_free_keys(config, values, task, None)
+    for values in [values for condition, values in scaled.items() if condition_holds(condition, config, own)]:
+        _set_free_keys(config, values, task, None)
     if config.get("evaluate_only") is not None:
         _take_scoring(config, [o for o in task if not o.is_hydra_override()])
 
