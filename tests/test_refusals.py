@@ -39,6 +39,12 @@ MISTAKES = {
     "strategy.local.augment[0]": ["strategy=fedrcl strategy.local.augment=[blur]"],
     "strategy.local.batch_size": ["strategy.local.batch_size=1.5", "strategy.local.batch_size=0"],
     "strategy.local.optimizer": ["strategy.local.optimizer=lion"],
+    "strategy.local.momentum": [
+        "strategy.local.optimizer=adam strategy.local.momentum=0.9",
+        "experiment=mpfedcon/base strategy.local.optimizer=adam"],
+    "local.lr": ["local.lr=0.1"],
+    "shard": ["shard=1/2"],
+    "partition.feature_shift.strength": ["partition.feature_shift.kind=brightness partition.feature_shift.strength=3"],
     "strategy.local.epochs": ["strategy.local.epochs=1"],
     "dataset": ["dataset=cifar11", "dataset=CIFAR10", "dataset={a:1}", "dataset=npz", "dataset=hub",
                 "dataset=hub dataset.repository=a/b dataset.download=false dataset.root=/no/such"],
@@ -206,6 +212,10 @@ def test_a_mistake_is_one_line(expect_error, key, asked):
     "asked",
     [
         "strategy=fednova strategy.local.momentum=0.9",
+        "experiment=mpfedcon/base strategy.local.optimizer=adam strategy.local.momentum=0",
+        "strategy=moon strategy.local.optimizer=adam resume=latest",
+        "partition.feature_shift.kind=brightness partition.feature_shift.strength=1",
+        "partition.feature_shift.kind=noise partition.feature_shift.strength=3",
         SAMPLED_RUN,
         *(f"strategy=fedavg privacy=local {change}" for change in ("engine.max_norm=5", "engine.max_norm_ratio=50")),
         *(f"strategy=fedavg privacy=local {change}" for change in ("min_replies=2", "on_divergence=stop")),

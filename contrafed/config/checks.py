@@ -130,20 +130,23 @@ def check_key(config: DictConfig, override: Override) -> None:
         if isinstance(here, AnyNode) and here._is_none():  # a mapping without keys so far, such as partition.arguments
             return
         if not isinstance(here, DictConfig) or part not in here or (not depth and part in ("grid", "where")):
-            raise _explain_key(".".join(parts[:depth]), part, here)
+            raise _explain_key(".".join(parts[:depth]), ".".join(parts[depth:]), here)
         here = here._get_node(part)
 
 
-def _explain_key(where: str, name: str, here: Any) -> UserError:
-    """Return the error for a key that ``where``, with the configuration ``here``, does not have. It may exist one level
-    below.
+def _explain_key(where: str, rest: str, here: Any) -> UserError:
+    """Return the error for a key that ``where``, with the configuration ``here``, does not have. It may exist further below,
+    as ``local.lr`` does in ``strategy``.
     """
     values: Any = OmegaConf.to_container(here) if isinstance(here, DictConfig) else {}
     values = {str(key): value for key, value in values.items() if where or key not in (*SECTIONS, "hydra")}
     above = f"{where}." if where else ""
-    same = [above + key for key in flatten_keys(values) if key.endswith(f".{name}")]
-    if same and name != "name":
-        return UserError(f"unknown key '{above}{name}', did you mean {' or '.join(same[:3])}?", f"{above}{name}")
+    name = rest.partition(".")[0]
+    for part in dict.fromkeys((rest, name)):
+        found = [f"{key}.".partition(f".{part}.") for key in flatten_keys(values)]
+        same = list(dict.fromkeys(f"{above}{head}.{part}" for head, sign, _ in found if sign))
+        if same and name != "name":
+            return UserError(f"unknown key '{above}{part}', did you mean {' or '.join(same[:3])}?", f"{above}{part}")
     return unknown(f"{where} key" if where else "key", name, values if where else [*values, *OPTIONAL_GROUPS, "shard"])
 
 
