@@ -120,6 +120,11 @@ def test_other_kinds_show_what_they_are_given():
     assert [bar.get_height() for bar in bars.patches] == [2, 4]
     clients = plots.client_bars({"pmfl": {0: 50.0, 1: 90.0}, "fedau": {0: 10.0, 1: 20.0}}, "", "y")
     assert [bar.get_height() for bar in get_panel(clients, 1).patches] == [20, 10]  # in the order of pmfl's
+    label = "moon partition.alpha=0.1 participation=markovian local.lr=0.05 local.epochs=5 model.projection=[256, 256]"
+    (axes,) = (figure := plots.client_bars({f"{label} num_clients=9": {0: 50.0}}, "", "y")).axes
+    figure.draw_without_rendering()
+    assert axes._left_title.get_text().endswith("mean 50")
+    assert axes._left_title.get_window_extent().x1 <= figure.bbox.x1
 
 
 def test_a_value_far_below_all_others_keeps_its_number():
@@ -208,7 +213,8 @@ def test_a_papers_figure_is_drawn_as_it_says(tmp_path, plot, panel, shown):
         "paper": "pmfl", "table": None, "figure": 8, "dataset": "SVHN", "method": "pmfl", "setting": "H=3", "cells": [],
         "plot": {**plot, "panel": ["participation.name"]},
     }  # fmt: skip
-    write_run(tmp_path / "a", clients=rows, published=published, scale="small", changed=["num_rounds=3"])
+    told = {"scale": "small", "changed": ["num_rounds=3"], "settings": "code"}
+    write_run(tmp_path / "a", clients=rows, published=published, **told)
     found = figures.of_papers(find([tmp_path]))
     if panel is None:
         assert found == {}
@@ -220,7 +226,7 @@ def test_a_papers_figure_is_drawn_as_it_says(tmp_path, plot, panel, shown):
     assert figure.legends == []
     if shown is not None:
         assert get_panel(figure).lines[0].get_ydata().tolist() == pytest.approx(shown)
-    write_run(tmp_path / "b", clients=rows, published=published, scale="small", changed=["num_rounds=4"])
+    write_run(tmp_path / "b", clients=rows, published=published, **told | {"changed": ["num_rounds=4"]})
     assert set(figures.of_papers(find([tmp_path]))) == {f"pmfl-figure8-scale=small-num_rounds={n}" for n in (3, 4)}
     long = [f"strategy.local.of_a_long_name_{i}=1" for i in range(10)]
     write_run(tmp_path / "c", clients=rows, published=published, scale="small", changed=long)

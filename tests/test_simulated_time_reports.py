@@ -6,7 +6,7 @@ from reported import write_run
 from contrafed.report import figures, results
 from contrafed.report.runs import SIMULATED_TIME, find
 from contrafed.report.tables import runs_table
-from contrafed.report.waiting import align_seeds, waits_of
+from contrafed.report.waiting import align_seeds, draw_waits, waits_of
 
 LENGTHS = {10: 5.0, 20: 15.0, 30: 20.0}  # of the rounds that have a row
 
@@ -58,6 +58,18 @@ def test_figures_of_time_and_of_waiting(runs):
     line = drawn["accuracy_over_time"].axes[0].lines[0]
     assert line.get_xdata().tolist() == [10, 20, 40]  # the second run has its first value after 10 seconds
     assert line.get_ydata().tolist() == pytest.approx([50, 65, 75])
+
+
+def test_waiting_has_one_legend_and_whole_titles():
+    label = "moon partition.alpha=0.1 participation=markovian local.lr=0.05 local.epochs=5 model.projection=[256, 256]"
+    values = {f"{label} num_clients=9 num_rounds={number}": {0: (15.0, 25.0), 1: (40.0, 0.0)} for number in range(6)}
+    figure = draw_waits(values, "t")
+    figure.draw_without_rendering()
+    assert len(figure.legends) == 1
+    for axes in figure.axes:
+        assert axes.get_legend() is None
+        assert axes._left_title.get_text().endswith("31 % of the time is waiting")
+        assert axes._left_title.get_window_extent().x1 <= figure.bbox.x1
 
 
 def test_results_keep_the_time(runs, tmp_path):

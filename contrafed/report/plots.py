@@ -29,6 +29,8 @@ Panels = Mapping[str, Mapping[Any, Any]]
 ALONE, ONE_OF_SEVERAL = (7.2, 4.2), (3.9, 3.3)
 # Characters of a title per inch.
 TITLE_LETTERS_PER_INCH = 13
+# Height of one more line of a row's title.
+TITLE_LINE_INCHES = 0.16
 # Panels in a row, labels in a column of a legend, and approximate number of markers on a curve.
 ACROSS, ONE_COLUMN, MARKS = 3, 18, 8
 GRID: dict[str, Any] = {"color": "#dddddd", "linewidth": 0.6}
@@ -109,6 +111,27 @@ def draw(
 def head(figure: Figure, title: str) -> None:
     """Write the title in lines as wide as the panels. Call it before a legend widens the figure."""
     figure.suptitle(_lines(title, figure.get_figwidth()), x=0.01, ha="left", fontsize=10)
+
+
+def stack_rows(titles: Sequence[str], title: str, sharex: bool) -> tuple[Figure, list[Any]]:
+    """Return a figure and its rows of axes, which share their y axis. A title of several lines makes the figure higher.
+
+    Args:
+        titles: The rows' titles.
+        title: Title of the figure.
+        sharex: Whether the rows share their x axis.
+    """
+    width = ALONE[0]
+    wrapped = [_lines(each, 0.95 * width) for each in titles]
+    more = sum(each.count("\n") for each in (*wrapped, _lines(title, width)))
+    figure = Figure(figsize=(width, 0.8 + 1.25 * len(titles) + more * TITLE_LINE_INCHES), layout="constrained")
+    head(figure, title)
+    rows = list(figure.subplots(len(titles), 1, sharex=sharex, sharey=True, squeeze=False)[:, 0])
+    for axes, each in zip(rows, wrapped, strict=True):
+        axes.set_title(each, loc="left", fontsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.margins(x=0.01)
+    return figure, rows
 
 
 def _lines(text: str, width: float) -> str:
@@ -260,17 +283,12 @@ def client_bars(values: Mapping[str, Mapping[int, float]], title: str, ylabel: s
     look, labels = styles(list(values)), list(values)
     first = values[labels[0]]
     clients = sorted(set().union(*values.values()), key=lambda client: (-first.get(client, -math.inf), client))
-    figure = Figure(figsize=(ALONE[0], 0.8 + 1.25 * len(labels)), layout="constrained")
-    head(figure, title)
-    rows = figure.subplots(len(labels), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    heights = {label: [values[label].get(client, math.nan) for client in clients] for label in labels}
+    means = {label: float(np.nanmean(heights[label])) for label in labels}
+    figure, rows = stack_rows([f"{name_label(label)}, mean {means[label]:.4g}" for label in labels], title, sharex=True)
     for axes, label in zip(rows, labels, strict=True):
-        heights = [values[label].get(client, math.nan) for client in clients]
-        mean = float(np.nanmean(heights))
-        axes.bar(range(len(clients)), heights, width=0.85 if len(clients) <= 60 else 1, color=look[label].colour)
-        axes.axhline(mean, color="#444444", linewidth=1, linestyle="--")
-        axes.set_title(f"{name_label(label)}, mean {mean:.4g}", loc="left", fontsize=9)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.margins(x=0.01)
+        axes.bar(range(len(clients)), heights[label], width=0.85 if len(clients) <= 60 else 1, color=look[label].colour)
+        axes.axhline(means[label], color="#444444", linewidth=1, linestyle="--")
     few = len(clients) <= 25
     rows[-1].set_xticks(range(len(clients)) if few else [], [str(client) for client in clients] if few else [])
     rows[-1].set_xlabel("client" if few else f"{len(clients)} clients, in the first picture's order")

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.legend_handler import HandlerTuple
+from matplotlib.patches import Patch
 
 from contrafed.core.display_names import name_label
 from contrafed.report import plots
@@ -48,26 +50,32 @@ def waits_of(run: FinishedRun) -> dict[int, tuple[float, float]]:
 def draw_waits(values: Mapping[str, Mapping[int, tuple[float, float]]], title: str) -> Figure:
     """Draw each client's seconds at work and of waiting as stacked bars, a row per label. The slowest clients come first."""
     look = styles(list(values))
-    figure = Figure(figsize=(plots.ALONE[0], 0.8 + 1.25 * len(values)), layout="constrained")
-    plots.head(figure, title)
-    rows = figure.subplots(len(values), 1, sharey=True, squeeze=False)[:, 0]
+    titles = [f"{name_label(label)}: {_share(waits):.0f} % of the time is waiting" for label, waits in values.items()]
+    figure, rows = plots.stack_rows(titles, title, sharex=False)
     for axes, (label, waits) in zip(rows, values.items(), strict=True):
-        _draw_row(axes, label, waits, look[label].colour)
+        _draw_row(axes, waits, look[label].colour)
     rows[-1].set_xlabel("client, the longest at work first")
     figure.supylabel("simulated seconds", fontsize=10)
+    colours = dict.fromkeys(look[label].colour for label in values)
+    handles: list[Any] = [tuple(Patch(color=colour) for colour in colours), Patch(color=WAITING_COLOUR)]
+    figure.legend(
+        handles, ["at work", "waiting"], handler_map={tuple: HandlerTuple(ndivide=None, pad=0)}, frameon=False, fontsize=9,
+        loc="outside lower center", ncols=2,
+    )  # fmt: skip
     return figure
 
 
-def _draw_row(axes: Any, label: str, waits: Mapping[int, tuple[float, float]], colour: str) -> None:
+def _share(waits: Mapping[int, tuple[float, float]]) -> float:
+    """Return the percentage of the clients' time that is waiting."""
+    work, waited = (sum(times) for times in zip(*waits.values(), strict=True))
+    return 100 * waited / max(work + waited, 1e-300)
+
+
+def _draw_row(axes: Any, waits: Mapping[int, tuple[float, float]], colour: str) -> None:
     clients = sorted(waits, key=lambda client: (-waits[client][0], client))
     work, waited = ([waits[client][part] for client in clients] for part in (0, 1))
     width = 0.85 if len(clients) <= 60 else 1
-    axes.bar(range(len(clients)), work, width=width, color=colour, label="at work")
-    axes.bar(range(len(clients)), waited, width=width, bottom=work, color=WAITING_COLOUR, label="waiting")
-    share = sum(waited) / max(sum(work) + sum(waited), 1e-300)
-    axes.set_title(f"{name_label(label)}: {100 * share:.0f} % of the time is waiting", loc="left", fontsize=9)
-    axes.legend(frameon=False, fontsize=8, loc="upper right")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.margins(x=0.01)
+    axes.bar(range(len(clients)), work, width=width, color=colour)
+    axes.bar(range(len(clients)), waited, width=width, bottom=work, color=WAITING_COLOUR)
     few = len(clients) <= 25
     axes.set_xticks(range(len(clients)) if few else [], [str(client) for client in clients] if few else [])
