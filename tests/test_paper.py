@@ -70,8 +70,11 @@ def test_more_than_six_methods_and_panels_are_parted(tmp_path):
     assert list(figures) == ["accuracy-1", "accuracy-2"]
     assert [len(data) for drawn in figures.values() for data in drawn.panels.values()] == [6, 6, 1, 1]
     assert list(figures["accuracy-1"].panels) == ["full", "Markovian"]
+    assert [drawn.caption for drawn in figures.values()] == [
+        f"Test accuracy over rounds{lone}. about." for lone in ("", ": own6")
+    ]
     panels = {str(number): {"MOON": [[(1, 2.0)]]} for number in range(8)}
-    parts = paper._draw_parts("accuracy", "curves", panels, "x", "y", "")
+    parts = paper._draw_parts("accuracy", "curves", panels, "x", "y", ("", ""))
     assert [list(drawn.panels) for drawn in parts.values()] == [["0", "1", "2", "3", "4", "5"], ["6", "7"]]
 
 
@@ -99,6 +102,16 @@ def test_two_swept_numbers_are_a_heat_map_and_one_is_a_line(tmp_path):
     figures = choose(of_runs(tmp_path / "one", *one))
     assert list(figures["sweep-alpha"].panels[""]["MOON"]) == [0.1, 1, 10]
     assert "accuracy" in figures
+
+
+def test_sweeps_of_keys_with_the_same_last_word_are_two_files(tmp_path):
+    own = [method("apfl", strategy={"name": "apfl", "alpha": a, "local": {}}) for a in (0.2, 0.7)]
+    shared = [method("moon", partition={"name": "dirichlet", "alpha": a}) for a in (0.1, 1)]
+    figures = choose(of_runs(tmp_path, *own, *shared))
+    assert {name for name in figures if name.startswith("sweep")} == {"sweep-strategy_alpha", "sweep-partition_alpha"}
+    captions = {name: drawn.caption for name, drawn in figures.items()}
+    assert captions["sweep-strategy_alpha"] == "Test accuracy after the last round, by alpha: APFL. about."
+    assert captions["sweep-partition_alpha"].endswith("by Dirichlet α: MOON. about.")
 
 
 def test_the_report_has_display_names_alone(tmp_path, capsys):

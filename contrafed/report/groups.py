@@ -12,6 +12,7 @@ import numpy as np
 from contrafed.config.compose import compose_job, to_plain
 from contrafed.core import registry
 from contrafed.core.schema import flatten_keys, plain_numbers
+from contrafed.report.experiment_keys import spread_settings
 from contrafed.report.runs import FinishedRun, flat
 
 
@@ -150,8 +151,10 @@ class Group:
 def group_runs(runs: Sequence[FinishedRun]) -> list[Group]:
     """Return the runs grouped over seeds, in the order of their first runs.
 
-    Runs that did not end share a group if they ended in the same round. The same run for two tables of a paper counts once.
+    Runs that did not end share a group if they ended in the same round. The same run for two tables of a paper counts once. A
+    run that several ``settings`` share is in a group of each.
     """
+    runs = spread_settings(runs)
     tables = settings(runs)
     keys = find_varied_keys(runs, tables)
     found: dict[tuple, dict[Any, FinishedRun]] = {}

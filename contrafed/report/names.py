@@ -6,13 +6,13 @@ from typing import Any
 
 from contrafed.core.display_names import name_key, name_method, name_setting, name_value
 from contrafed.report import significance
+from contrafed.report.beside import Beside
 from contrafed.report.groups import EMPTY_CELL, Group, short
-from contrafed.report.tables import Table, place_beside
+from contrafed.report.tables import Table
 
 
-def label_group(group: Group, setting: Sequence[tuple[str, Any]]) -> str:
-    """Return a group's method, and the keys that are not part of its setting."""
-    own = [pair for pair in group.setting if pair not in setting]
+def label_group(group: Group, own: Sequence[tuple[str, Any]]) -> str:
+    """Return a group's method, and these of its keys."""
     return ", ".join(filter(None, (name_method(group.method), name_panel(own))))
 
 
@@ -23,13 +23,13 @@ def name_panel(setting: Sequence[tuple[str, Any]]) -> str:
 
 def name_scores(scores: significance.Scores, found: Sequence[Group]) -> significance.Scores:
     """Return scores with display names for methods, keys and values."""
-    place = place_beside([group for group in found if group.method == scores.baseline])
+    beside = Beside(found, scores.baseline)
     methods, settings = dict[str, str](), dict[str, str]()
     for group in found:
-        setting = place(group)
-        methods[significance.label_method(group, setting)] = label_group(group, setting)
+        setting, own = beside.setting(group), beside.own(group)
+        methods[significance.label_method(group, own)] = label_group(group, own)
         settings[significance.label_setting(setting)] = name_panel(setting)
-    keys = [key for key, _ in place(found[0])]
+    keys = [key for key, _ in beside.setting(found[0])]
     values = {
         settings[old]: tuple(name_value(key, value) for key, value in zip(keys, row, strict=True))
         for old, row in scores.settings.items()

@@ -1,7 +1,7 @@
 """Write a report for a paper: figures at the width of a column or a page, and a LaTeX table, with display names."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,13 +11,13 @@ from contrafed.config.fairness import describe_differing_training, find_differin
 from contrafed.core.display_names import name_key, name_method, name_value
 from contrafed.core.errors import UserError
 from contrafed.report import plots, significance
+from contrafed.report.beside import Beside
 from contrafed.report.groups import EMPTY_CELL, Group, group_runs, number_of
 from contrafed.report.latex import escape_tex
 from contrafed.report.names import label_group, name_panel, name_scores
 from contrafed.report.paper_figures import MAX_CURVES, MAX_PANELS, draw_paper_figure, draw_paper_ranks
 from contrafed.report.runs import FinishedRun, Points, accuracy_of
 from contrafed.report.statistics import over_seeds
-from contrafed.report.tables import place_beside
 
 COLUMN_INCHES, PAGE_INCHES = 3.3, 7.0  # widths of a column and of a page of two columns
 PREFIX, DPI = "paper", 300
@@ -96,16 +96,16 @@ def choose_figures(
     said, points = accuracy_of(runs)
     last = collect_last(found, points)
 
-    place, order = _place_of(found), _order_of(found, last)
+    beside, order = Beside(found, significance.BASELINE), _order_of(found, last)
     curves, clients = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
-    for group in sorted(found, key=lambda group: order.index(label_group(group, place(group)))):
-        panel, label = name_panel(place(group)), label_group(group, place(group))
+    for group in sorted(found, key=lambda group: order.index(label_group(group, beside.own(group)))):
+        panel, label = name_panel(beside.setting(group)), label_group(group, beside.own(group))
         curves.setdefault(panel, {})[label] = [[(t, 100 * x) for t, x in points(run)] for run in group.runs]
         if values := [100 * x for run in group.runs for x in run.last_of_clients("accuracy").values()]:
             clients.setdefault(panel, {})[label] = values
-    caption = f"{_capital(said)} over rounds. {about}."
+    caption = (f"{_capital(said)} over rounds", about)
     out |= _draw_parts("accuracy", "curves", curves, "round", f"{said} (%)", caption)
-    caption = f"Share of clients with at most the accuracy on the x axis, after the last round. {about}."
+    caption = ("Share of clients with at most the accuracy on the x axis, after the last round", about)
     return out | _draw_parts("clients", "cdf", clients, "accuracy of a client (%)", "share of clients", caption)
 
 
@@ -118,16 +118,24 @@ def draw_sweeps(found: Sequence[Group], runs: Sequence[FinishedRun], about: str)
     """Return {name: figure} of swept numbers, by validation data if all runs select on these."""
     said, points = validation_of(runs) or accuracy_of(runs)
     last, out = collect_last(found, points), dict[str, Drawn]()
-    for keys, panels in find_sweeps(found, last).items():
-        name = f"sweep-{'-'.join(key.rpartition('.')[2] for key in keys)}"
+    sweeps = find_sweeps(found, last)
+    for keys, panels in sweeps.items():
+        name = _name_sweep(keys, sweeps)
         if len(keys) == 2:
             caption = f"{_capital(said)} after the last round (%), by {name_key(keys[0])} and {name_key(keys[1])}. {about}."
             for number, part in _number_parts(_split(panels, MAX_PANELS)):
                 out[name + number] = Drawn("heatmap", part, name_key(keys[1]), name_key(keys[0]), caption)
         else:
-            caption = f"{_capital(said)} after the last round, by {name_key(keys[0])}. {about}."
-            out |= _draw_parts(name, "lines", panels, name_key(keys[0]), f"{said} (%)", caption)
+            text = f"{_capital(said)} after the last round, by {name_key(keys[0])}"
+            out |= _draw_parts(name, "lines", panels, name_key(keys[0]), f"{said} (%)", (text, about))
     return out
+
+
+def _name_sweep(keys: tuple[str, ...], every: Iterable[tuple[str, ...]]) -> str:
+    """Return a figure's name with the last words of its keys, or with whole keys if another sweep has the same words."""
+    words = ["-".join(key.rpartition(".")[2] for key in several) for several in every]
+    own = "-".join(key.rpartition(".")[2] for key in keys)
+    return f"sweep-{own if words.count(own) == 1 else '-'.join(keys).replace('.', '_')}"
 
 
 def validation_of(runs: Sequence[FinishedRun]) -> tuple[str, Callable[[FinishedRun], Points]] | None:
@@ -142,15 +150,11 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _place_of(found: Sequence[Group]) -> Any:
-    return place_beside([group for group in found if group.method == significance.BASELINE])
-
-
 def _order_of(found: Sequence[Group], last: Mapping[int, Sequence[float]]) -> list[str]:
     """Return the labels, the best mean over settings first."""
-    place, values = _place_of(found), dict[str, list[float]]()
+    beside, values = Beside(found, significance.BASELINE), dict[str, list[float]]()
     for group in found:
-        values.setdefault(label_group(group, place(group)), []).append(over_seeds(last[id(group)])[0])
+        values.setdefault(label_group(group, beside.own(group)), []).append(over_seeds(last[id(group)])[0])
     return sorted(values, key=lambda label: -over_seeds(values[label])[0])
 
 
@@ -183,16 +187,25 @@ def find_sweeps(
 
 
 def _draw_parts(
-    name: str, kind: str, panels: Mapping[str, Mapping[str, Any]], x: str, y: str, caption: str
+    name: str, kind: str, panels: Mapping[str, Mapping[str, Any]], x: str, y: str, caption: tuple[str, str]
 ) -> dict[str, Drawn]:
-    """Return figures of at most ``MAX_PANELS`` panels with the same ``MAX_CURVES`` labels."""
+    """Return figures of at most ``MAX_PANELS`` panels with the same ``MAX_CURVES`` labels.
+
+    A caption is the figure's text, the only label of a figure, which has no legend, and what holds for all figures.
+    """
+    text, about = caption
     labels = list(dict.fromkeys(label for data in panels.values() for label in data))
     parts = []
     for start in range(0, len(labels), MAX_CURVES):
         chosen = labels[start : start + MAX_CURVES]
         shown = {panel: {label: data[label] for label in chosen if label in data} for panel, data in panels.items()}
         parts += list(_split({panel: data for panel, data in shown.items() if data}, MAX_PANELS))
-    return {name + number: Drawn(kind, part, x, y, caption) for number, part in _number_parts(parts)}
+    out = {}
+    for number, part in _number_parts(parts):
+        drawn = {label for data in part.values() for label in data}
+        lone = f": {drawn.pop()}" if len(drawn) == 1 else ""
+        out[name + number] = Drawn(kind, part, x, y, f"{text}{lone}. {about}.")
+    return out
 
 
 def _split(panels: Mapping[str, Any], most: int) -> Iterator[dict[str, Any]]:

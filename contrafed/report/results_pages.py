@@ -125,7 +125,7 @@ def _build_page(path: Path, stored: Sequence[FinishedRun], drawn: Path) -> tuple
     every = name_table(drop_columns(every, (*HIDDEN_COLUMNS, *own)), [key for key, _ in groups[0].setting])
     guide = "The columns are explained in [How to read the tables](../RESULTS.md#how-to-read-the-tables).\n"
     parts += [remarks, "## All runs\n", every.markdown, guide]
-    mixes = describe_mixes(groups, lambda group: label_group(group, ()))
+    mixes = describe_mixes(groups, lambda group: label_group(group, group.setting))
     parts += [join_remarks(mixes, describe_training(runs)).lstrip(), format_selection(runs).lstrip()]
     parts += [format_differences(runs, title, named=True).lstrip()]
     if aside:

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from contrafed.core.errors import unknown
+from contrafed.report.beside import Beside
 from contrafed.report.groups import Group, group_runs, short
 from contrafed.report.latex import escape_tex, float_tex
 from contrafed.report.runs import FinishedRun, Points, accuracy_of
@@ -22,7 +23,7 @@ from contrafed.report.statistics import (
     over_seeds,
     rank_methods,
 )
-from contrafed.report.tables import Table, figure_of, place_beside
+from contrafed.report.tables import Table, figure_of
 
 BASELINE = "fedavg"
 MAX_COLUMNS = 6  # settings in one table of a page
@@ -79,7 +80,8 @@ def collect_scores(
 ) -> Scores | None:
     """Return the scores of finished runs, or None for fewer than two methods.
 
-    Keys of a method alone, such as a weight of its loss, belong to the method's name, all others to the setting.
+    Keys of a method alone, such as a weight of its loss, belong to the method's name where it has several values of them. All
+    others belong to the setting.
 
     Args:
         runs: Runs that tables take (``usable``).
@@ -95,13 +97,13 @@ def collect_scores(
     if baseline is not None and baseline not in methods:
         raise unknown("baseline", baseline, sorted(methods))
     chosen = baseline or (BASELINE if BASELINE in methods else None)
-    place = place_beside([group for group in found if group.method == chosen])
+    beside = Beside(found, chosen)
     rows, settings = list[dict[str, Any]](), dict[str, tuple[str, ...]]()
     for group in found:
-        setting = place(group)
+        setting = beside.setting(group)
         label = label_setting(setting)
         settings[label] = tuple(str(value) for _, value in setting)
-        own = label_method(group, setting)
+        own = label_method(group, beside.own(group))
         for run in group.runs:
             if values := points(run):
                 rows.append({"setting": label, "seed": run.config["seed"], "method": own, "score": 100 * values[-1][1]})
@@ -109,7 +111,7 @@ def collect_scores(
         return None
     table = pd.DataFrame(rows).pivot(index=["setting", "seed"], columns="method", values="score")
     table = table.reindex([setting for setting in settings if setting in table.index.levels[0]], level="setting")
-    keys = tuple(short(key) for key, _ in place(found[0]))
+    keys = tuple(short(key) for key, _ in beside.setting(found[0]))
     return Scores(said, keys, settings, table, chosen)
 
 
@@ -118,9 +120,9 @@ def label_setting(setting: Sequence[tuple[str, Any]]) -> str:
     return ", ".join(f"{short(key)}={value}" for key, value in setting)
 
 
-def label_method(group: Group, setting: Sequence[tuple[str, Any]]) -> str:
-    """Return a group's method with the keys that are not of its setting: ``pmfl temperature=0.1``."""
-    return replace(group, setting=tuple(pair for pair in group.setting if pair not in setting)).label
+def label_method(group: Group, own: Sequence[tuple[str, Any]]) -> str:
+    """Return a group's method with its own keys: ``pmfl temperature=0.1``."""
+    return replace(group, setting=tuple(own)).label
 
 
 def compare_to_best(scores: Scores, setting: str) -> dict[str, bool]:

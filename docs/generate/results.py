@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 from contrafed.core.display_names import name_method
 from contrafed.report import claims, figures, published, results, tables
+from contrafed.report.beside import Beside
 from contrafed.report.groups import Group, group_runs, usable
 from contrafed.report.names import label_group
 from contrafed.report.runs import FinishedRun, accuracy_of
@@ -57,7 +58,7 @@ def beside_fedavg(name: str, every: list[Group]) -> tuple[list[Group], list[Grou
 
     FedAvg's groups determine which settings are compared.
     """
-    place = tables.place_beside([group for group in every if group.method == "fedavg"])
+    place = Beside(every, "fedavg").setting
     own = [group for group in every if is_of(group.method, name)]
     places = [place(group) for group in own]
     return own, [g for g in every if g in own or (g.method == "fedavg" and place(g) in places)]
@@ -81,7 +82,7 @@ def section(name: str, home: Path = ROOT) -> list[str]:
             lines += [f"| setting | {said}, last (%) | seeds |", "| --- | ---: | ---: |"]
         for group in others:
             last = over_seeds([100 * points(run)[-1][1] for run in group.runs if points(run)])
-            lines.append(f"| {label_group(group, ())} | {tables.figure_of(*last)} | {len(group.runs)} |")
+            lines.append(f"| {label_group(group, group.setting)} | {tables.figure_of(*last)} | {len(group.runs)} |")
         lines += [*([""] if others else []), *cells]
         lines += [f"![Accuracy over rounds, {title}](../figures/method-{name}-{stem}.png)", ""]
     if not lines:
