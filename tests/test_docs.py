@@ -339,8 +339,8 @@ def test_a_method_with_results_shows_them_beside_the_papers_and_others_show_noth
     cell = {"setting": "bernoulli", "metric": "test_accuracy", "value": "accuracy_final"}
     row = {"paper": "pmfl", "table": "I", "dataset": "SVHN", "cells": [cell], "method": "pmfl"}
     strategy = {"name": "pmfl", "server": "pmfl"}
-    write_run(tmp_path / "runs" / "a", (0.1, 0.5, 0.8), **method("pmfl", published=row, strategy=strategy))
-    write_run(tmp_path / "runs" / "b", (0.1, 0.6, 0.7), **method("fedavg"))
+    write_run(tmp_path / "runs" / "a", (0.1, 0.5, 0.8), **method("pmfl", published=row, strategy=strategy, settings="code"))
+    write_run(tmp_path / "runs" / "b", (0.1, 0.6, 0.7), **method("fedavg", settings="code"))
     kept.keep(find([tmp_path / "runs"]), tmp_path / "results", "tried")
     page = "\n".join(made_of.section("pmfl", tmp_path))
     assert "| PMFL, Table I | SVHN, bernoulli, PMFL, test accuracy | 80.00 | 87.47 |" in page

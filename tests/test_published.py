@@ -23,7 +23,8 @@ CELLS = [
 
 def pmfl(name, **more):
     row = {"paper": "pmfl", "table": "I", "figure": None, "dataset": "SVHN", "method": name, "setting": "bernoulli"}
-    return method(name.partition("/")[0], published={**row, "cells": CELLS, "plot": None}, changed=[], scale=None, **more)
+    told = {"changed": [], "scale": None, "settings": "code"}
+    return method(name.partition("/")[0], published={**row, "cells": CELLS, "plot": None}, **told, **more)
 
 
 def test_every_table_is_there(expect_error):
@@ -86,6 +87,45 @@ def test_what_is_changed_or_small_stands_apart(tmp_path):
     found = published.compare(find([tmp_path]))
     assert sorted(c.title for c in found) == ["PMFL, Table I", "PMFL, Table I (num_rounds=50)", "PMFL, Table I (scale=small)"]
     assert len({c.stem for c in found}) == 3
+
+
+def test_each_settings_of_a_paper_are_another_table(tmp_path):
+    for name, accuracy in (("code", 0.5), ("printed", 0.75)):
+        write_run(tmp_path / name, (0.1, accuracy), **pmfl("pmfl") | {"settings": name})
+    found = {c.title: c.cells["ours"].dropna().tolist() for c in published.compare(find([tmp_path]))}
+    assert found == {"PMFL, Table I": [50], "PMFL, Table I (settings=printed)": [75]}
+    assert len({c.stem for c in published.compare(find([tmp_path]))}) == 2
+
+
+def test_runs_from_before_the_key_have_the_settings_of_then(tmp_path):
+    rows = [("pmfl", "I", "SVHN", "pmfl"), ("fedrcl", "1", "CIFAR-10", "fedrcl")]
+    for paper, table, dataset, name in rows:
+        row = {"paper": paper, "table": table, "dataset": dataset, "method": name, "cells": CELLS}
+        write_run(tmp_path / name, **method(name, published=row))
+    kept = results.load(results.keep(find([tmp_path]), tmp_path / "results", "kept"))
+    for runs in (find([tmp_path]), kept):
+        assert {c.title for c in published.compare(runs)} == {"PMFL, Table I (settings=printed)", "FedRCL, Table 1"}
+
+
+def test_two_configurations_are_never_one_cell(tmp_path):
+    for number, (seed, rate) in enumerate(((0, 0.1), (1, 0.1), (0, 0.5), (2, 0.5))):
+        local = {"strategy": {"name": "pmfl", "server": "fedavg", "local": {"lr": rate}}}
+        write_run(tmp_path / str(number), (0.1, rate), **pmfl("pmfl") | local | {"seed": seed})
+    write_run(tmp_path / "other", (0.1, 0.3), **pmfl("mifa"))
+    (comparison,) = published.compare(find([tmp_path]))
+    ours = comparison.cells.dropna(subset="ours")
+    assert sorted(map(tuple, ours[["setting", "method", "ours", "seeds"]].to_numpy().tolist())) == [
+        ("bernoulli", "mifa", 30, 1),
+        ("bernoulli local.lr=0.1", "pmfl", 10, 2),
+        ("bernoulli local.lr=0.5", "pmfl", 50, 2),
+    ]
+    assert comparison.aside == ()
+
+
+def test_a_table_of_an_own_experiment_names_it(tmp_path):
+    for name in ("pmfl/table1", "mine"):
+        write_run(tmp_path / name, **pmfl("pmfl") | {"experiment": name})
+    assert sorted(c.title for c in published.compare(find([tmp_path]))) == ["PMFL, Table I", "PMFL, Table I (experiment=mine)"]
 
 
 def test_the_order_of_what_is_changed_makes_no_other_table(tmp_path):
@@ -239,7 +279,7 @@ def test_a_paper_s_table_with_one_method_of_ours_is_a_row_for_each_cell(tmp_path
     cells = [{"setting": "bernoulli", "metric": f"{part}_accuracy", "value": "accuracy_final"} for part in ("test", "train")]
     for name, lr, count in (("pmfl", [], 1), ("fedau", [], 1), ("mifa", ["server_lr=2"], 1), ("fedvarp", ["server_lr=3"], 2)):
         published = {"paper": "pmfl", "table": "I", "dataset": "SVHN", "method": name, "cells": cells[:count]}
-        write_run(tmp_path / "runs" / name, **method(name, published=published, changed=lr))
+        write_run(tmp_path / "runs" / name, **method(name, published=published, changed=lr, settings="code"))
     results.keep(find([tmp_path / "runs"]), tmp_path / "results", "tried")
     results.keep(find([write_run(tmp_path / "own", (0.1, 0.5))]), tmp_path / "results", "own")
     results_pages.write_results_pages(tmp_path)

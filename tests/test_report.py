@@ -287,6 +287,17 @@ def test_results_are_added_to(sweep, monkeypatch, capsys):
     assert page.index("| **") < page.index("### Differences to FedAvg")  # methods by setting, the best in bold
 
 
+def test_the_runs_own_target_is_of_the_accuracy_that_ends_them(tmp_path):
+    own = [(10 * t, "personal", "test", "accuracy", value) for t, value in enumerate((0.1, 0.75, 0.6, 0.8))]
+    for seed in (0, 1):
+        write_run(tmp_path / str(seed), **method("ditto"), more=own, seed=seed, target_accuracy=0.72)
+    runs = find([tmp_path])
+    (row,) = tables.runs_table(runs, "t").numbers.to_dict("records")
+    assert row["rounds to 72 % clients' accuracy"] == 10
+    (row,) = tables.runs_table(runs, "t", 0.72).numbers.to_dict("records")  # asked for, of the table's accuracy
+    assert row["rounds to 72 % test accuracy"] == 20
+
+
 def test_long_curves_are_thinned_and_reach_a_target_in_the_same_round(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "MAX_POINTS", 5)
     accuracies = [0.1, 0.2, 0.1, 0.6, 0.3, 0.2, 0.25, 0.61, 0.3, 0.4, 0.5]

@@ -1,6 +1,8 @@
 """Apply settings that an experiment or a scale makes only for some choices, between the YAMLs and the command line."""
 
+import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,16 @@ from contrafed.config.sweep_grid import (
     match_value,
     read_conditions,
 )
+from contrafed.core import registry
 from contrafed.core.errors import UserError, unknown
 from contrafed.core.run_folder import read_config
 from contrafed.core.schema import flatten_keys
 
 # Keys that a command line may set in addition to an experiment and still have its setting.
 FREE_KEYS = (*OPTIONAL_GROUPS, "seed", "settings", "log", "metrics", *HOW_IT_RUNS)
+
+# What names a run's place in a paper's table.
+PLACE_KEYS = {"published.dataset", "published.setting", "published.method"}
 
 
 def find_experiment(overrides: Sequence[Override]) -> str | None:
@@ -90,7 +96,8 @@ def merge(
     if origin:
         with open_dict(config):
             config.experiment, config.scale = origin.get("experiment"), origin.get("scale")
-            free = {hydra_key(key) for key in axes}
+            known = _read_paper_axes(_find_own_paper(config))
+            free = {hydra_key(key) for key, axis in axes.items() if isinstance(axis, dict) or known is None or key in known}
             lines = [o for o in asked if not o.is_hydra_override() and o.key_or_group not in free]
             config.changed = [str(o.input_line) for o in lines if counts(o.key_or_group, FREE_KEYS)]
     if config.get("settings") is not None and not any("settings=" in condition for condition in where):
@@ -106,6 +113,7 @@ def merge(
     # a small run, or one with another setting of a case's key, is compared with the full one's published value
     if config.get("published") is not None:
         _resolve_published(config)
+        _name_own_cases(config, asked, axes)
     for key, value in kept.items():
         OmegaConf.update(config, key, value)
     for values in [values for condition, values in scaled.items() if condition_holds(condition, config, own)]:
@@ -139,6 +147,52 @@ def _resolve_published(config: DictConfig) -> None:
     if not isinstance(config.published, DictConfig):
         raise UserError(f"the experiment's published must be a mapping, got {config.published!r}")
     OmegaConf.update(config, "published", OmegaConf.to_container(config.published, resolve=True))
+
+
+def _find_own_paper(config: DictConfig) -> str | None:
+    """Return the paper in whose tables an experiment of the user's is, None for Contrafed's experiments."""
+    published, experiment = config.get("published"), config.get("experiment")
+    if experiment is None or experiment in registry.choices("experiment") or not isinstance(published, DictConfig):
+        return None
+    return None if published.get("paper") is None else str(published.paper)
+
+
+@lru_cache
+def _read_paper_axes(paper: str | None) -> frozenset[str] | None:
+    """Return the names of the axes in a paper's grids, and each axis with what one of its cases sets. None without a paper."""
+    if paper is None:
+        return None
+    found = set[str]()
+    for path in registry.yamls(registry.CONF / "experiment" / paper):
+        content: Any = OmegaConf.to_container(OmegaConf.load(path))
+        for name, axis in (content.get("grid") or {}).items():
+            found |= {name, *(_format_case(name, case) for case in (axis.values() if isinstance(axis, dict) else ()))}
+    return frozenset(found)
+
+
+def _format_case(axis: str, case: Case) -> str:
+    return json.dumps([axis, case], sort_keys=True, default=str)
+
+
+def _name_own_cases(config: DictConfig, asked: list[Override], axes: SweepGrid) -> None:
+    """Name a job's place in a paper's table by the user's own cases, because a cell of the paper's has the paper's settings.
+
+    A case that chooses a method is a row, any other a column. A case that names its place itself keeps it.
+    """
+    if (known := _read_paper_axes(_find_own_paper(config))) is None:
+        return
+    for override in asked:
+        axis, name = axes.get(override.key_or_group), str(override.value())
+        if not isinstance(axis, dict) or _format_case(override.key_or_group, case := axis[name]) in known:
+            continue
+        with open_dict(published := config.published):
+            if PLACE_KEYS & case.keys() or case.keys() == {"strategy"}:
+                continue
+            if "strategy" in case:
+                published.method = f"{published.method}/{name}"
+            else:
+                for place in (published, *(published.get("cells") or ())):
+                    place.setting = f"{place.get('setting') or ''} {name}".strip()
 
 
 def _take_scoring(config: DictConfig, task: list[Override]) -> None:

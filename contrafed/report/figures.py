@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from contrafed.core.display_names import name_key, name_label, name_setting
 from contrafed.report import pictures, plots
+from contrafed.report.experiment_keys import spread_settings
 from contrafed.report.figure_data import CLIENTS, add, metrics_of, place_of, plot_of, said_of, unit_of, word_of
 from contrafed.report.groups import EMPTY_CELL, Group, group_runs, number_of
 from contrafed.report.published import load, shorten_name
@@ -211,7 +212,7 @@ def of_papers(runs: Sequence[FinishedRun]) -> dict[str, Figure]:
     A figure with several metrics gives one figure per metric. A name contains the changed keys only if two figures need them.
     """
     found: dict[tuple, list[FinishedRun]] = {}
-    for run in runs:
+    for run in spread_settings(runs):
         published = run.published_values
         if run.is_finished and published.get("figure") and published.get("plot"):
             key = (str(published["paper"]), str(published["figure"]), str(run.config.get("scale") or ""), run.changed_settings)

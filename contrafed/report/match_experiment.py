@@ -15,6 +15,8 @@ from contrafed.core.errors import UserError, unknown
 from contrafed.report.runs import FinishedRun, flat
 from contrafed.runs.output.console import format_count
 
+ORIGIN_KEYS = ("experiment", "published", "changed")
+
 
 def match_runs(runs: Sequence[FinishedRun], experiment: str, config_dir: Path | None = None) -> list[FinishedRun]:
     """Return the runs whose settings are those of jobs of an experiment, each with the published values of its job.
@@ -58,7 +60,9 @@ def _jobs(
             continue
         if not settings and config.get("settings") is not None:  # the next two compose it
             continue
-        found.setdefault(_setting(config), []).append({key: config.get(key) for key in ("experiment", "published", "changed")})
+        origins, origin = found.setdefault(_setting(config), []), {key: config.get(key) for key in ORIGIN_KEYS}
+        if origin not in origins:  # a job that both settings share
+            origins.append(origin)
     return found
 
 

@@ -5,11 +5,10 @@ metric, value, std, note. Accuracies and ``std`` (FedCRL's and FedCoSR's) are pe
 ratio to FedAvg, ``traffic_mb`` megabytes. A run's configuration names its row in ``published`` (``conf/experiment``).
 """
 
-import json
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,9 @@ from typing import Any
 import pandas as pd
 
 from contrafed.core.errors import unknown
-from contrafed.report.runs import FinishedRun
+from contrafed.report.experiment_keys import spread_settings
+from contrafed.report.groups import find_varied_keys, format_value, settings, short
+from contrafed.report.runs import FinishedRun, placeless
 from contrafed.report.statistics import first_at, over_seeds, ranks, spearman
 
 FOLDER = Path(__file__).resolve().parent / "published"
@@ -133,20 +134,55 @@ def find_ranking_columns(cells: pd.DataFrame) -> list[str]:
 def compare(runs: Sequence[FinishedRun]) -> list[Comparison]:
     """Return a comparison for every table of a paper that a run names, separately by ``scale`` and ``changed``.
 
-    A run that did not end has no number to compare with a paper's. Metrics in ``MEASURED_BY`` are in no comparison.
+    A run that did not end has no number to compare with a paper's. Metrics in ``MEASURED_BY`` are in no comparison. A run that
+    several ``settings`` share is in a comparison of each.
     """
     found: dict[tuple[str, str, str, tuple[str, ...]], list[FinishedRun]] = {}
-    for run in runs:
+    for run in spread_settings(runs):
         published = run.published_values
         if run.is_finished and published.get("table") and published.get("cells"):
             key = (str(published["paper"]), str(published["table"]), str(run.config.get("scale") or ""), run.changed_settings)
             found.setdefault(key, []).append(run)
-    return [_comparison(key, members) for key, members in found.items()]
+    return [_comparison(key, name_variants(members)) for key, members in found.items()]
+
+
+def name_variants(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
+    """Return the runs. Those that share a cell in spite of other configurations have separate columns, named by the keys.
+
+    Which of them has the paper's settings is not known, so none of them is in the paper's cell.
+    """
+    cells: dict[tuple[str, ...], list[tuple[FinishedRun, str]]] = {}
+    for run in runs:
+        for cell, value in zip(_places(run), run.published_values["cells"], strict=True):
+            cells.setdefault(cell, []).append((run, str(value["value"])))
+    names: dict[int, str] = {}
+    for filled in cells.values():
+        members = [run for run, _ in filled]
+        tables = [placeless(t) | {"published.value": value} for t, (_, value) in zip(settings(members), filled, strict=True)]
+        keys = find_varied_keys(members, tables)
+        for run, table in zip(members, tables, strict=True) if keys else ():
+            names[id(run)] = " ".join(f"{short(key)}={format_value(table.get(key))}" for key in keys)
+    return [_add_to_setting(run, names[id(run)]) if id(run) in names else run for run in runs]
+
+
+def _places(run: FinishedRun) -> list[tuple[str, ...]]:
+    """Return the cells that a run fills: their ``CELL``."""
+    published = run.published_values
+    cells = ((str(cell["setting"]), str(cell["metric"])) for cell in published["cells"])
+    return [(str(published["dataset"]), *cell, str(published["method"])) for cell in cells]
+
+
+def _add_to_setting(run: FinishedRun, name: str) -> FinishedRun:
+    """Return a run in a column with a longer name than the paper's."""
+    published = run.published_values
+    cells = [{**cell, "setting": f"{cell['setting']} {name}".strip()} for cell in published["cells"]]
+    longer = {**published, "setting": f"{published.get('setting') or ''} {name}".strip(), "cells": cells}
+    return replace(run, config={**run.config, "published": longer})
 
 
 def _comparison(key: tuple[str, str, str, tuple[str, ...]], runs: Sequence[FinishedRun]) -> Comparison:
     """Return one table with these runs, one run per cell and seed."""
-    places = [(json.dumps(run.published_values, default=str), run.config.get("seed")) for run in runs]
+    places = [(*_places(run), run.config.get("seed")) for run in runs]
     last = dict(zip(places, runs, strict=True))
     aside = [f"{run.name}: {last[place].name} is of the same cell and seed" for run, place in zip(runs, places, strict=True)
              if run is not last[place]]  # fmt: skip
@@ -190,12 +226,11 @@ def _cells(paper: str, table: str, runs: Sequence[FinishedRun]) -> pd.DataFrame:
 
 def _rows(run: FinishedRun, runs: Sequence[FinishedRun]) -> list[list[Any]]:
     """Return one run's values of the cells that it fills, in the papers' units."""
-    published, rows = run.published_values, []
-    for cell in published["cells"]:
+    rows: list[list[Any]] = []
+    for place, cell in zip(_places(run), run.published_values["cells"], strict=True):
         key = str(cell["value"])
         value = TO_TARGET[key](run, _beside(run, runs)) if key in TO_TARGET else 100 * run.number(key)
         spread = 100 * run.number(str(cell["std"])) if cell.get("std") else math.nan
-        place = [str(published["dataset"]), str(cell["setting"]), str(cell["metric"]), str(published["method"])]
         rows.append([*place, value, spread])
     return rows
 

@@ -22,7 +22,17 @@ from contrafed.core.disk import replace
 from contrafed.core.errors import UserError
 from contrafed.core.run_folder import add_later_keys
 from contrafed.report.csv_cells import escape_table, unescape_table
-from contrafed.report.runs import CLIENTS, MEAN_OF_CLIENTS, SIMULATED_TIME, FinishedRun, Points, flat, placeless, read_table
+from contrafed.report.runs import (
+    CLIENTS,
+    MEAN_OF_CLIENTS,
+    SIMULATED_TIME,
+    FinishedRun,
+    Points,
+    add_earlier_settings,
+    flat,
+    placeless,
+    read_table,
+)
 from contrafed.runs.output.folder import number_names
 
 # Approximate largest number of points of a curve.
@@ -98,7 +108,7 @@ def load(path: Path) -> list[FinishedRun]:
     found = []
     for row in rows.to_dict("records"):
         try:
-            config = add_later_keys(json.loads(row.pop("configuration")))
+            config = add_earlier_settings(add_later_keys(json.loads(row.pop("configuration"))))
         except ValueError as error:
             raise UserError(f"cannot read {path}: the configuration of {row['run']} is no JSON") from error
         summary = {str(key): _value(str(key), str(cell)) for key, cell in row.items() if cell != ""}

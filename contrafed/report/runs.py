@@ -36,6 +36,9 @@ MAX_LINE_BYTES = 4096  # bytes, of a log
 # Keys that do not distinguish experiments: where and how a run was executed, what it kept, and its labels.
 IGNORED_KEYS = frozenset({*HOW_IT_RUNS, "seed", "log", "metrics", "experiment", "published", "changed"})
 
+# The ``settings`` of a paper's experiment that a title does not name, and those of runs from before the key.
+DEFAULT_SETTINGS, EARLIER_SETTINGS = "code", {"fedrcl": "code"}
+
 # The curve of the simulated seconds up to the end of each round.
 SIMULATED_TIME = ("global", "time", "simulated_time")
 
@@ -66,8 +69,19 @@ class FinishedRun:
 
     @property
     def changed_settings(self) -> tuple[str, ...]:
-        """The overrides of the experiment, sorted, with only the last part of paths and numbers in one spelling."""
-        return tuple(sorted(map(_one_spelling, placeless(self.config.get("changed") or []))))
+        """What differs from the paper's experiment and its default settings, sorted: ``num_rounds=60``, ``settings=printed``.
+
+        These are overrides, with only the last part of paths and numbers in one spelling, other ``settings`` than the default,
+        and an experiment of the user's in a paper's table.
+        """
+        settings, experiment = self.config.get("settings"), self.config.get("experiment")
+        said = [
+            *(self.config.get("changed") or []),
+            *([f"settings={settings}"] if settings not in (None, DEFAULT_SETTINGS) else []),
+        ]
+        if self.published_values.get("paper") and experiment and experiment not in registry.choices("experiment"):
+            said.append(f"experiment={experiment}")
+        return tuple(sorted(map(_one_spelling, placeless(said))))
 
     @property
     def published_values(self) -> Mapping[str, Any]:
@@ -185,7 +199,7 @@ def _run_folders(path: Path) -> Iterator[Path]:
 
 def read(folder: Path, name: str) -> FinishedRun:
     """Return the run in a folder. Raises ``UserError`` naming the file that cannot be read."""
-    config = read_config(folder)
+    config = add_earlier_settings(read_config(folder))
     groups = [config.get(group) for group in ("strategy", "dataset", "partition", "participation", "model")]
     whole = all(isinstance(config.get(key), int) for key in ("num_clients", "num_rounds"))
     if not whole or not all(isinstance(group, dict) and isinstance(group.get("name"), str) for group in groups):
@@ -299,6 +313,14 @@ def message_sizes(curves: Mapping[tuple[str, str, str], Points]) -> dict[str, fl
     return found
 
 
+def add_earlier_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored configuration with the ``settings`` of a paper's run from before the key: printed, FedRCL's code."""
+    published = config.get("published")
+    if "settings" in config or not isinstance(published, Mapping) or not published.get("paper"):
+        return dict(config)
+    return {**config, "settings": EARLIER_SETTINGS.get(str(published["paper"]), "printed")}
+
+
 def composition(strategy: Mapping[str, Any]) -> str:
     """Return a method's name, with + and the strategy if that is not its own: fedrcl+fedadam."""
     name, server = str(strategy["name"]), strategy.get("server")
@@ -351,6 +373,24 @@ def accuracy_of(runs: Sequence[FinishedRun], metric: str = "accuracy") -> tuple[
     if all(run.own_points(metric) for run in runs):
         return f"clients' {metric}", lambda run: run.own_points(metric)
     return f"{metric} (test set, else clients' own)", lambda run: run.points("global", "test", metric) or run.own_points(metric)
+
+
+def ending_accuracy_of(runs: Sequence[FinishedRun]) -> tuple[str, Callable[[FinishedRun], Points]]:
+    """Return, as ``accuracy_of`` does, the accuracy by which ``target_accuracy`` ends each run (``contrafed.runs.selection``).
+
+    It is the personal models' if a run has them, and on the data that it selects on.
+    """
+
+    def find(run: FinishedRun) -> tuple[str, str]:
+        split = "validation" if run.selects_on_validation else "test"
+        return ("personal" if run.points("personal", split, "accuracy") else "global"), split
+
+    words = {
+        ("global", "test"): "test accuracy", ("personal", "test"): "clients' accuracy",
+        ("global", "validation"): "validation accuracy", ("personal", "validation"): "clients' validation accuracy",
+    }  # fmt: skip
+    said = dict.fromkeys(words[find(run)] for run in runs)
+    return " or ".join(said), lambda run: run.points(*find(run), "accuracy")
 
 
 def beside_accuracy_of(runs: Sequence[FinishedRun]) -> list[str]:

@@ -7,18 +7,20 @@ from typing import Any
 
 import pandas as pd
 
+from contrafed.report.beside import Beside
 from contrafed.report.csv_cells import escape_table
 from contrafed.report.groups import Group, format_value, group_runs, number_of, short
 from contrafed.report.latex import escape_tex, float_tex
 from contrafed.report.published import COLUMN, MEASURED_BY, UNREACHED_VALUES, Comparison, find_ranking_columns
-from contrafed.report.runs import SIMULATED_TIME, FinishedRun, Points, accuracy_of, beside_accuracy_of, flat
+from contrafed.report.runs import SIMULATED_TIME, FinishedRun, Points, accuracy_of, beside_accuracy_of, ending_accuracy_of, flat
 from contrafed.report.statistics import first_at, over_seeds
 
 MIB = 2**20
 # Below a table of runs.
 READ = """
-Means ± sample standard deviations over seeds; scores in percent. FedAvg's last is that of the row's own setting. Rounds and
-MiB to an accuracy: of the seeds that reach it, how many where not all do, "-" where none does.
+Means ± sample standard deviations over seeds; scores in percent. FedAvg's last is that of the row's own setting, to which
+what an experiment sets for single methods does not belong. Rounds and MiB to an accuracy: of the seeds that reach it, how many
+where not all do, "-" where none does.
 """
 
 
@@ -95,29 +97,14 @@ COSTS = (
 
 
 def fedavgs_last(found: Sequence[Group], points: Callable[[FinishedRun], Points]) -> list[float | None]:
-    """Return for each group FedAvg's last accuracy in the same setting (``place_beside``), the mean over seeds, or None."""
+    """Return for each group FedAvg's last accuracy in the same setting (``Beside``), the mean over seeds, or None."""
     ends: list[tuple[Group, list[float]]] = []
     for group in found:
         if group.method == "fedavg" and group.until is None:
             ends.append((group, [points(run)[-1][1] for run in group.runs if points(run)]))
-    place = place_beside([group for group, _ in ends])
+    place = Beside([group for group in found if group.until is None], "fedavg").setting
     last = [[value for other, values in ends if place(other) == place(group) for value in values] for group in found]
     return [over_seeds(values)[0] if values else None for values in last]
-
-
-def place_beside(fedavgs: Sequence[Group]) -> Callable[[Group], list[tuple[str, str]]]:
-    """Return a function that gives the setting by which a group is compared with FedAvg's.
-
-    It has all varied keys, except the method's own keys and ``evaluate`` unless FedAvg's runs differ in them too.
-    """
-    settings = [dict(group.setting) for group in fedavgs]
-
-    def get_varied_setting(group: Group) -> list[tuple[str, str]]:
-        own = [key for key, _ in group.setting if key.startswith("strategy.") or key == "evaluate_after"]
-        alike = {key for key in own if len({setting[key] for setting in settings}) < 2}
-        return [(key, value) for key, value in group.setting if key not in alike]
-
-    return get_varied_setting
 
 
 def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = None) -> Table:
@@ -125,14 +112,14 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
 
     Numbers are mean ± standard deviation over seeds. Rounds, and MiB up and down over all clients, are counted until a seed's
     accuracy reaches ``target``, a fraction. They are means over the seeds that reach it, "-" if none does, and empty without a
-    target. The default is the runs' ``target_accuracy``, or else FedAvg's last accuracy in the same setting (``fedavgs_last``),
-    which then has a column. A number that not all seeds have shows how many do.
+    target. The default is the runs' ``target_accuracy``, of the accuracy that ends them, or else FedAvg's last accuracy in the
+    same setting (``fedavgs_last``), which then has a column. A number that not all seeds have shows how many do.
     """
     found = group_runs(runs)
     keys = [key for key, _ in found[0].setting]
     said, points = accuracy_of(runs)
-    if target is None and len(own := {run.config.get("target_accuracy") for run in runs}) == 1:
-        target = own.pop()
+    if target is None and len(own := {run.config.get("target_accuracy") for run in runs}) == 1 and own != {None}:
+        target, (said, points) = own.pop(), ending_accuracy_of(runs)
     further = []
     for name in beside_accuracy_of(runs):
         further += [(f"test {name}, last", f"global/test/{name}", 100, 2), (f"clients' {name}, last", f"own/{name}", 100, 2)]
