@@ -71,6 +71,7 @@ def expand_jobs(overrides: list[str], config_dir: str | Path | None = None, load
     """
     loader = loader or make_own_loader(config_dir)
     asked = {o.key_or_group: list_values(o) for o in parse_overrides(rename_arguments(overrides), loader)}
+    asked.pop(hydra_key("shard"), None)  # of the sweep, and no job's
     jobs: list[Job] = []
     for chosen in asked.pop("experiment", {"": ""}).values():
         experiment = None if chosen in ("", "experiment=null") else chosen.partition("=")[2]

@@ -159,11 +159,13 @@ def _find_own_paper(config: DictConfig) -> str | None:
 
 @lru_cache
 def _read_paper_axes(paper: str | None) -> frozenset[str] | None:
-    """Return the names of the axes in a paper's grids, and each axis with what one of its cases sets. None without a paper."""
-    if paper is None:
+    """Return the names of the axes in a paper's grids, and each axis with what one of its cases sets. None without a paper of
+    Contrafed's.
+    """
+    if paper is None or not (folder := registry.CONF / "experiment" / paper).is_dir():
         return None
     found = set[str]()
-    for path in registry.yamls(registry.CONF / "experiment" / paper):
+    for path in registry.yamls(folder):
         content: Any = OmegaConf.to_container(OmegaConf.load(path))
         for name, axis in (content.get("grid") or {}).items():
             found |= {name, *(_format_case(name, case) for case in (axis.values() if isinstance(axis, dict) else ()))}
