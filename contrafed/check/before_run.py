@@ -34,7 +34,7 @@ def is_own(run: Run) -> bool:
 def check_before_run(run: Run, federation: Federation, model: SplitModel) -> None:
     """Raise ``UserError`` if an own method or network fails a cheap check.
 
-    If the others took long, the last one is left out, and a notice of the model says so. A method that raises is left to the
+    If the others took long, the last one is left out, with a notice of the model. A method that raises is left to the
     run, which reports it with client, round and line.
     """
     if not is_own(run) or not len(federation.data.y) or run.evaluate_only is not None:

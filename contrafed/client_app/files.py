@@ -112,7 +112,7 @@ class StateDir:
         self.state_file.parent.mkdir(parents=True, exist_ok=True)
 
     def remove_stale(self) -> None:
-        """Remove client state of other runs that none has changed for ``STALE_SECONDS``; raises ``OSError``."""
+        """Remove client state of other runs that none has changed for ``STALE_SECONDS``. Raises ``OSError``."""
         for path in self.state_file.parent.glob("*"):
             with contextlib.suppress(FileNotFoundError):  # another run's process removed it
                 if not path.name.startswith(f"{self.run}-") and time.time() - path.stat().st_mtime > STALE_SECONDS:

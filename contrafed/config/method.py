@@ -66,7 +66,7 @@ def check_model(run: Run, model: SplitModel) -> None:
 
 
 def check_batches(run: Run, model: SplitModel, sizes: np.ndarray) -> None:
-    """Raise ``UserError`` where BatchNorm would train on a batch of one example; ``sizes`` (K,) are training examples."""
+    """Raise ``UserError`` where BatchNorm would train on a batch of one example. ``sizes`` (K,): training examples."""
     if not has_batch_norm(model) or model.buffers_are == "frozen":
         return
     config = run.client.strategy.config

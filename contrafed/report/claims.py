@@ -49,7 +49,7 @@ class Finding:
     @property
     def verdict(self) -> str:
         """Reproduced, not reproduced, or not decided."""
-        return "not decided" if self.needs else self._shown
+        return "not decided" if self.needs else self._result
 
     @property
     def needs(self) -> str:
@@ -59,12 +59,12 @@ class Finding:
             needs.append(f"{self.claim['rounds']:,} rounds")
         if self.difference.n < MIN_SEEDS:
             needs.append(self._seeds_for_few)
-        elif not self._shown:
+        elif not self._result:
             needs.append(_say_seeds(max(count_seeds(self.std, abs(self.claim["published"])), self.difference.n + 1)))
         return ", ".join(needs)
 
     @property
-    def _shown(self) -> str:
+    def _result(self) -> str:
         """What the interval shows: that the sign is the published one, that the difference is not as large, or nothing."""
         low, high = self.difference.low, self.difference.high
         if self.claim["published"] < 0:

@@ -96,7 +96,8 @@ def choose_figures(
     said, points = accuracy_of(runs)
     last = collect_last(found, points)
 
-    beside, order = Beside(found, significance.BASELINE), _order_of(found, last)
+    beside = Beside(found, significance.BASELINE)
+    order = _order_of(found, last, beside)
     curves, clients = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
     for group in sorted(found, key=lambda group: order.index(label_group(group, beside.own(group)))):
         panel, label = name_panel(beside.setting(group)), label_group(group, beside.own(group))
@@ -150,9 +151,9 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _order_of(found: Sequence[Group], last: Mapping[int, Sequence[float]]) -> list[str]:
+def _order_of(found: Sequence[Group], last: Mapping[int, Sequence[float]], beside: Beside) -> list[str]:
     """Return the labels, the best mean over settings first."""
-    beside, values = Beside(found, significance.BASELINE), dict[str, list[float]]()
+    values = dict[str, list[float]]()
     for group in found:
         values.setdefault(label_group(group, beside.own(group)), []).append(over_seeds(last[id(group)])[0])
     return sorted(values, key=lambda label: -over_seeds(values[label])[0])

@@ -71,8 +71,8 @@ class FinishedRun:
     def changed_settings(self) -> tuple[str, ...]:
         """What differs from the paper's experiment and its default settings, sorted: ``num_rounds=60``, ``settings=printed``.
 
-        These are overrides, with only the last part of paths and numbers in one spelling, other ``settings`` than the default,
-        and an experiment of the user's in a paper's table.
+        Overrides have only the last part of paths, and numbers in one spelling. Other ``settings`` than the default follow, and
+        an experiment of the user's in a paper's table.
         """
         settings, experiment = self.config.get("settings"), self.config.get("experiment")
         said = [

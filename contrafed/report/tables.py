@@ -112,8 +112,8 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
 
     Numbers are mean ± standard deviation over seeds. Rounds, and MiB up and down over all clients, are counted until a seed's
     accuracy reaches ``target``, a fraction. They are means over the seeds that reach it, "-" if none does, and empty without a
-    target. The default is the runs' ``target_accuracy``, of the accuracy that ends them, or else FedAvg's last accuracy in the
-    same setting (``fedavgs_last``), which then has a column. A number that not all seeds have shows how many do.
+    target. The default is the runs' ``target_accuracy``, of the accuracy that ends them. Without one it is FedAvg's last
+    accuracy in the same setting (``fedavgs_last``), which has a column. A number that not all seeds have shows how many do.
     """
     found = group_runs(runs)
     keys = [key for key, _ in found[0].setting]

@@ -1,4 +1,4 @@
-"""Buffers of the global model. No strategy sees them: they are averaged here, whatever a strategy does with parameters."""
+"""Buffers of the global model. No strategy sees them: they are averaged here, apart from the parameters."""
 
 from collections.abc import Collection
 from dataclasses import replace
