@@ -1,13 +1,15 @@
 """schedule=buffered: the order of arrivals, aggregations by hand, and what a checkpoint holds."""
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from helpers import close, config_of, digits_run, run_scalar, same, slow
+from helpers import close, config_of, digits_run, read_rows, run_scalar, same, slow
 from stopped import SMALL_RUN, equal, outcome, stop_in
 
+from contrafed.core.errors import UserError
 from contrafed.data.clock import Clock, Speeds
 from contrafed.runs.run import run
 from contrafed.server.replies import Reply
@@ -167,3 +169,42 @@ def test_a_resumed_run_has_the_clients_in_training(tmp_path, monkeypatch, method
     assert equal(outcome(tmp_path / "whole"), outcome(tmp_path / "run"))
     # It started in round 1, before the checkpoint of round 2.
     assert b"4,global,fit,staleness_max,3" in outcome(tmp_path / "run")[1]
+
+
+def test_work_of_clients_in_training_after_the_last_round_is_lost(tmp_path):
+    time, done = make(2, 6, [1, 2, 3, 4, 5, 6]), Round(1, np.arange(6))
+    time.plan(done, {client: client + 10 for client in range(6)})
+    assert (done.simulated["lost_steps"], done.simulated["lost_seconds"]) == (0, 0)
+    time.lose_busy(done)  # the clients 0 and 1 have arrived
+    assert (done.simulated["lost_steps"], done.simulated["lost_seconds"]) == (
+        12 + 13 + 14 + 15,
+        3 * 12 + 4 * 13 + 5 * 14 + 6 * 15,
+    )
+    run(
+        config_of(
+            "strategy=fedavg",
+            *SMALL_RUN,
+            *BUFFERED,
+            "participation.mean_probability=0.9",
+            "num_rounds=1",
+            f"output_dir={tmp_path}",
+        )
+    )
+    lost = [float(r["value"]) for r in read_rows(tmp_path / "metrics.csv") if r["metric"] == "lost_seconds"]
+    assert json.loads((tmp_path / "summary.json").read_text())["lost_seconds"] == lost[-1] > 0
+
+
+def test_a_checkpoint_with_another_layout_of_the_clients_in_training_is_refused(tmp_path, monkeypatch):
+    small = (
+        "strategy=fedavg",
+        *SMALL_RUN,
+        *BUFFERED,
+        "participation.mean_probability=0.9",
+        "checkpoint_every=1",
+        f"output_dir={tmp_path}",
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(BufferedTime, "state", lambda self: {"now": self.now, "training": [{"client": 0, "reply": None}]})
+        run(config_of(*small, "num_rounds=3"))
+    with pytest.raises(UserError, match=r"^resume: "):
+        run(config_of(*small, "num_rounds=3", f"resume={max((tmp_path / 'checkpoints').glob('*[0-9]'))}"))

@@ -356,13 +356,18 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.name.isdigit()) if folder.is_dir() else []
 
 
+def build_version_error(path: Path) -> UserError:
+    """Return the error of a checkpoint that another version wrote."""
+    return UserError(f"resume: {path} is a checkpoint of another Contrafed. Fix: name another output_dir, or delete it")
+
+
 def _read(path: Path) -> Checkpoint | None:
     """Return the checkpoint in ``path``, None if a file is missing or changed. Raises ``UserError`` for another version's."""
     content = _read_state(path / STATE)
     if content is None:
         return None
     if content.get("format") != FORMAT:
-        raise UserError(f"resume: {path} is a checkpoint of another Contrafed. Fix: name another output_dir, or delete it")
+        raise build_version_error(path)
     try:
         clients, sums = {int(client): str(file) for client, file in content["clients"].items()}, dict(content["sums"])
         for name in (SERVER, *clients.values()):

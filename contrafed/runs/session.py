@@ -325,7 +325,10 @@ class Session:
         self.model = {name: found[name] for name in self.model}  # older files have another order
         self.norms.recent = list(state.pop(RECENT_NORMS, []))
         if self.strategy.time is not None:
-            self.strategy.time.restore(state.pop(SIMULATED_TIME))
+            try:
+                self.strategy.time.restore(state.pop(SIMULATED_TIME))
+            except (KeyError, TypeError) as error:
+                raise checkpoint.build_version_error(resumed.path) from error
         self.selection.restore(state, self.folder, self._about_model, resumed.path)
         checkpoint.put_back(self.strategy.state, state)
         self.strategy.round = Round(resumed.server_round, np.zeros(0, dtype=np.int64))

@@ -1,7 +1,8 @@
 """Follow the simulated time of a run: how long a round lasts, who is late in it, and what becomes of late clients."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,16 @@ def weigh_by_staleness(staleness: int, a: float) -> float:
     return float((1 + staleness) ** -a)
 
 
+@dataclass(eq=False)
+class LateUpdate:
+    """A late client's local update between its deadline and its arrival."""
+
+    arrives: float  # simulated seconds after the start of the run
+    steps: int
+    seconds: float  # simulated, from the download to the end of the upload
+    reply: dict[str, Any] | None = None  # None if the client failed, or if its reply was rejected
+
+
 class SimulatedTime:
     """The simulated time of a run. It follows from steps and bytes, so a round's plan is known before anyone trains.
 
@@ -26,7 +37,7 @@ class SimulatedTime:
     clients:
 
     * drop: the server stops them at the deadline. They do not train here, and their client state stays as before.
-    * stale: they train on. Their replies stay in ``waiting`` until they arrive. Until then these clients are not available.
+    * stale: they train on. Their replies stay in ``busy`` until they arrive. Until then these clients are not available.
       The update of a reply that s rounds came before counts (1 + s)^-a times, with a = ``participation.staleness_a``.
     * partial: they take the steps that fit, upload at the deadline, and are dropped if no step fits.
     """
@@ -38,9 +49,7 @@ class SimulatedTime:
         self.bytes_down, self.bytes_up = count_bytes(strategy.broadcast_spec), count_bytes(strategy.upload_spec)
         self.late: str = participation.config.late
         self.now = 0.0  # the end of the last planned round
-        self.busy: dict[int, float] = {}  # late clients that are still at work, and when they arrive
-        self.waiting: dict[int, dict[str, Any]] = {}  # their replies. A client whose reply was rejected has none
-        self.work: dict[int, tuple[int, float]] = {}  # their steps and seconds
+        self.busy: dict[int, LateUpdate] = {}  # by client
 
     def leave_out_busy(self, clients: np.ndarray) -> np.ndarray:
         """Return the clients that are not still at work for an earlier round."""
@@ -70,9 +79,8 @@ class SimulatedTime:
         lasts = self._find_length(seconds, deadline)
         start, self.now = self.now, self.now + lasts
         if self.late == "stale":
-            self.busy |= dict(zip(clients[late].tolist(), (start + seconds[late]).tolist(), strict=True))
-            work = zip(steps[late].tolist(), seconds[late].tolist(), strict=True)
-            self.work |= dict(zip(clients[late].tolist(), work, strict=True))
+            work = zip((start + seconds[late]).tolist(), steps[late].tolist(), seconds[late].tolist(), strict=True)
+            self.busy |= {client: LateUpdate(*each) for client, each in zip(clients[late].tolist(), work, strict=True)}
         at_work = seconds if self.late == "stale" else np.minimum(seconds, deadline)
         done.simulated = {"simulated_seconds": lasts, "simulated_time": self.now}
         if self.participation.has_late_clients:
@@ -97,7 +105,7 @@ class SimulatedTime:
     def _find_length(self, seconds: np.ndarray, deadline: float) -> float:
         """Return how long a round lasts. Without a cohort it waits for a late reply, if there is any."""
         if not len(seconds):
-            return min(deadline, min(self.busy.values()) - self.now) if self.busy else 0.0
+            return min(deadline, min(each.arrives for each in self.busy.values()) - self.now) if self.busy else 0.0
         return min(float(seconds.max()), deadline)
 
     def exchange(self, valid: Sequence[Reply], done: Round, broadcast: Callable[[], Tensors]) -> list[Reply]:
@@ -110,15 +118,15 @@ class SimulatedTime:
         """
         if self.late != "stale":
             return list(valid)
-        self.busy = {client: arrives for client, arrives in self.busy.items() if arrives > self.now}
-        self.work = {client: work for client, work in self.work.items() if client in self.busy}
-        arrived = sorted(self.waiting.keys() - self.busy.keys())
+        ended = {client: each.reply for client, each in self.busy.items() if each.arrives <= self.now}
+        self.busy = {client: each for client, each in self.busy.items() if client not in ended}
+        arrived = {client: reply for client, reply in sorted(ended.items()) if reply is not None}
         received = broadcast() if arrived else {}
-        found = [self._renew_of(client, done.server_round, received) for client in arrived]
+        found = [self._renew_of(client, reply, done.server_round, received) for client, reply in arrived.items()]
         for reply in valid:
-            if reply.client in self.busy:
+            if late := self.busy.get(reply.client):
                 kept = {"num_examples": reply.num_examples, "metrics": reply.metrics, "norm": reply.norm}
-                self.waiting[reply.client] = {**kept, "server_round": done.server_round, "tensors": self._changes(reply)}
+                late.reply = {**kept, "server_round": done.server_round, "tensors": self._changes(reply)}
             else:
                 found.append(reply)
         done.simulated["stale"] = len(arrived)
@@ -126,14 +134,11 @@ class SimulatedTime:
 
     def lose_busy(self, done: Round) -> None:
         """Log the work of clients that are still busy after the last round as lost in it, because it is never used."""
-        for steps, seconds in self.work.values():
-            done.simulated["lost_steps"] += steps
-            done.simulated["lost_seconds"] += seconds
+        log_lost(self.busy.values(), done)
 
-    def _renew_of(self, client: int, server_round: int, received: Tensors) -> Reply:
+    def _renew_of(self, client: int, kept: dict[str, Any], server_round: int, received: Tensors) -> Reply:
         """Return a late reply as that of a client that starts from ``received`` now, with its update times its weight."""
-        kept = self.waiting.pop(client)
-        staleness = server_round - kept.pop("server_round", server_round)
+        staleness = server_round - kept.pop("server_round")
         weight = weigh_by_staleness(staleness, self.participation.config.staleness_a)
         scaled = {name: weight * value if name.startswith("delta/") else value for name, value in kept.pop("tensors").items()}
         return Reply(client, received=received, tensors=scaled, **kept)
@@ -147,12 +152,18 @@ class SimulatedTime:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs of it."""
-        return {"now": self.now, "busy": self.busy, "waiting": self.waiting, "work": self.work}
+        return {"now": self.now, "busy": {client: dict(vars(each)) for client, each in self.busy.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state of a checkpoint."""
-        self.now, self.busy, self.waiting = float(state["now"]), dict(state["busy"]), dict(state["waiting"])
-        self.work = dict(state.get("work", {}))  # an older checkpoint has none
+        self.now, self.busy = float(state["now"]), {client: LateUpdate(**each) for client, each in state["busy"].items()}
+
+
+def log_lost(updates: Iterable[Any], done: Round) -> None:
+    """Add the ``steps`` and ``seconds`` of updates that are never used to a round's lost work."""
+    for each in updates:
+        done.simulated["lost_steps"] += each.steps
+        done.simulated["lost_seconds"] += each.seconds
 
 
 def count_bytes(spec: Mapping[str, tuple[int, ...]]) -> int:

@@ -202,7 +202,7 @@ def print_summary(summary: Mapping[str, Any], folder: str) -> None:
             f"{summary['bytes_up'] * mega:.1f} MiB up, {summary['bytes_down'] * mega:.1f} MiB down"
         )
     if (simulated := summary.get("simulated_time")) is not None:
-        lost = f"{summary['lost_steps']} steps and {summary['lost_seconds']:.1f} s of late clients were lost"
+        lost = f"{summary['lost_steps']} steps and {summary['lost_seconds']:.1f} s of local training were lost"
         lines.append(f"simulated time: {simulated:.1f} s; {lost}")
     if (target := summary.get("target_accuracy")) is not None:
         reached = "was not reached"

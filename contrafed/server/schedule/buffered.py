@@ -15,7 +15,7 @@ from contrafed.data.clock import Clock
 from contrafed.data.participation import Participation
 from contrafed.server.replies import OTHER_PREFIX, Reply
 from contrafed.server.round_log import Round
-from contrafed.server.simulated_time import SimulatedTime, weigh_by_staleness
+from contrafed.server.simulated_time import SimulatedTime, log_lost, weigh_by_staleness
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class Training:
     client: int
     server_round: int  # of its start
     arrives: float  # simulated seconds after the last aggregation
+    steps: int
+    seconds: float  # simulated, from the download to the end of the upload
     reply: Reply | None = None  # None if the client failed, or if its reply was rejected
 
 
@@ -100,9 +102,9 @@ class BufferedTime(SimulatedTime):
         order = generator(self.participation.draw_seed, "order of starts", t - 1).permutation(done.participants)
         steps = np.array([costs[client] for client in order.tolist()], dtype=np.int64)
         seconds = self.clock.seconds(order, t, steps, self.bytes_down, self.bytes_up)
-        count, lasts = self._simulate(t, zip(order.tolist(), seconds.tolist(), strict=True))
+        count, lasts = self._simulate(t, zip(order.tolist(), steps.tolist(), seconds.tolist(), strict=True))
         self.now += lasts
-        done.simulated = {"simulated_seconds": lasts, "simulated_time": self.now}
+        done.simulated = {"simulated_seconds": lasts, "simulated_time": self.now, "lost_steps": 0, "lost_seconds": 0.0}
         first = np.argsort(order[:count])  # those that started, by partition id
         clients, steps, seconds = order[first], steps[first], seconds[first]
         done.participants, done.bytes_down = clients, count * self.bytes_down
@@ -111,17 +113,17 @@ class BufferedTime(SimulatedTime):
             done.client_metrics[name] = clients, values
         return dict(zip(clients.tolist(), steps.tolist(), strict=True))
 
-    def _simulate(self, server_round: int, waiting: Iterator[tuple[int, float]]) -> tuple[int, float]:
+    def _simulate(self, server_round: int, waiting: Iterator[tuple[int, int, float]]) -> tuple[int, float]:
         """Let clients start and arrive until K have arrived, and return how many started, and the seconds that passed.
 
         Args:
             server_round: The round.
-            waiting: The clients that could start, with the seconds that each of them takes.
+            waiting: The clients that could start, with the steps and seconds that each of them takes.
         """
         now, self.arrived, started = 0.0, [], 0
         while len(self.arrived) < self.config.buffer_size:
-            for client, seconds in islice(waiting, max(self.config.concurrency - len(self.training), 0)):
-                self.training.append(Training(client, server_round, now + seconds))
+            for client, steps, seconds in islice(waiting, max(self.config.concurrency - len(self.training), 0)):
+                self.training.append(Training(client, server_round, now + seconds, steps, seconds))
                 started += 1
             if not self.training:
                 break
@@ -163,6 +165,10 @@ class BufferedTime(SimulatedTime):
         if staleness:
             done.metrics |= {"staleness_mean": float(np.mean(staleness)), "staleness_max": max(staleness)}
         return found
+
+    def lose_busy(self, done: Round) -> None:
+        """Log the work of clients in training after the last round as lost in it, because it is never used."""
+        log_lost(self.training, done)
 
     def _reduce(self, reply: Reply) -> Reply:
         """Return what a later round needs of a reply: its update or its model, and all else that was uploaded.
