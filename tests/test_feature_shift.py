@@ -9,8 +9,10 @@ from helpers import config_of
 from test_stopping import SIX_ROUNDS, metrics
 from tiny import run_tiny, tiny_workspace
 
+from contrafed.config.run_config import resolve
 from contrafed.data.feature_shift import FeatureShift, blur, draw_noise, draw_shifts, rotate
 from contrafed.runs.run import run
+from contrafed.training.workspace import Workspace
 
 ROTATION = "partition.feature_shift.kind=rotation"
 IMAGES = torch.arange(2 * 9 * 9, dtype=torch.float32).view(2, 9, 9, 1)
@@ -106,3 +108,15 @@ def test_a_stack_equals_its_clients_alone(tmp_path):
     one, two = (run_tiny(tmp_path / str(n), *asked, f"engine.stack_size={n}") for n in (1, 6))
     for name in one[1]:
         torch.testing.assert_close(one[1][name], two[1][name], atol=1e-5, rtol=1e-5)
+
+
+def test_wrong_labels_of_some_change_no_image_of_others():
+    """Copies of an attacker's examples have the noise of the originals."""
+    shifted = ("partition.feature_shift.kind=noise", "partition.feature_shift.strength=0.5", "dataset.merge_splits=true")
+    plain, wrong = (
+        Workspace(resolve(config_of(*shifted, "num_clients=4", "partition=iid", *more)).client)
+        for more in ((), ("attack=label_flip", "attack.clients=[0]"))
+    )
+    for client, part in ((0, "train"), (0, "test"), (3, "train"), (3, "test")):
+        one, other = (getattr(each.federation.partition, part)(client) for each in (plain, wrong))
+        assert torch.equal(*(each.raw_images(torch.from_numpy(i)) for each, i in ((plain, one), (wrong, other))))

@@ -9,6 +9,7 @@ from tiny import TINY_RUN
 
 from contrafed import run
 from contrafed.report.runs import read
+from contrafed.server.round_log import Population
 from contrafed.server.scores import Score, summaries
 
 FULL_RUN = (*TINY_RUN, "engine=local", "participation=full", "held_out_clients=2", "num_rounds=2")
@@ -24,14 +25,18 @@ def values(folder):
     }
 
 
+def population(held_out=0, attackers=(), clients=4):
+    return Population(np.ones(clients), np.arange(clients), held_out, attackers=attackers)
+
+
 def test_scores_by_hand():
     scores = [Score(client, n, {"": {"accuracy": a, "loss": 1.0}}) for client, n, a in ((0, 1, 0.5), (1, 3, 0.9), (2, 2, 0.1))]
-    found = summaries(scores, 2)
+    found = summaries(scores, population(1, clients=3))
     assert found["accuracy"] == pytest.approx(0.8)
     assert found["accuracy_mean"] == pytest.approx(0.7)
     assert found["held_out/accuracy"] == pytest.approx(0.1)
-    assert summaries(scores, 3).keys() == {name for name in found if not name.startswith("held_out/")}
-    assert summaries(scores, 0).keys() == {name for name in found if name.startswith("held_out/")}
+    assert summaries(scores, population(clients=3)).keys() == {name for name in found if not name.startswith("held_out/")}
+    assert summaries(scores, population(3, clients=3)).keys() == {name for name in found if name.startswith("held_out/")}
 
 
 @pytest.mark.parametrize(("method", "place"), [("fedavg", ("global", "clients")), ("fedper", ("personal", "test"))])
@@ -93,3 +98,25 @@ def test_clients_that_are_held_out_are_not_among_those_that_train(tmp_path):
     found = read(write_run(tmp_path / "a", clients=rows, held_out_clients=2), "a")
     assert found.last_of_clients("accuracy") == {0: 0.5, 1: 1.0}
     assert found.mean_over_clients("accuracy") == [(10, 0.75)]
+
+
+def test_scores_of_attackers_are_apart(tmp_path):
+    scores = [Score(client, 1, {"": {"accuracy": a, "loss": 1.0}}) for client, a in enumerate((0.5, 0.9, 0.1, 0.3))]
+    found = summaries(scores, population(held_out=1, attackers=(2,)))
+    assert found["accuracy"] == pytest.approx(0.7)
+    assert (found["attackers/accuracy"], found["held_out/accuracy"]) == (0.1, 0.3)
+    attacked = (*TINY_RUN, "engine=local", "num_rounds=1", "participation=full", "dataset.merge_splits=true", "strategy=fedper")
+    run(config_of(*attacked, "attack=label_flip", "attack.clients=[1]", f"output_dir={tmp_path / 'a'}"))
+    done = read(tmp_path / "a", "a")
+    last = {int(r["client"]): float(r["value"]) for r in read_rows(tmp_path / "a/clients.csv") if r["metric"] == "accuracy"}
+    assert done.points("personal", "test", "attackers/accuracy") == [(1, pytest.approx(last.pop(1)))]
+    assert done.points("personal", "test", "accuracy_mean") == [(1, pytest.approx(np.mean([*last.values()])))]
+    assert done.last_of_clients("accuracy").keys() == last.keys()
+    assert "personal_attackers_accuracy_mean" in done.summary
+
+
+def test_classes_on_held_out_clients_alone_are_told(tmp_path, capsys):
+    held_out = (*TINY_RUN, "engine=local", "num_rounds=1", "dataset.merge_splits=true", "held_out_clients=2")
+    for partition, told in (("pathological", 1), ("iid", 0)):
+        run(config_of(*held_out, f"partition={partition}", f"output_dir={tmp_path / partition}"))
+        assert sum(line.startswith("held_out_clients: ") for line in capsys.readouterr().out.splitlines()) == told

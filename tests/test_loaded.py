@@ -230,3 +230,11 @@ def test_a_link_to_its_own_folder_repeats_no_image(tmp_path):
 def test_pixels_that_round_into_the_range_are_taken(tmp_path):
     pixels = IMAGES / 255 * 1.0000004 - 1e-7
     assert np.array_equal(load("npz", save(tmp_path / "a.npz", x=pixels)).x[:, 0].numpy(), IMAGES)
+
+
+def test_more_classes_than_names_is_no_crash(tmp_path):
+    x, y = np.random.default_rng(0).integers(0, 256, (90, 8, 8), dtype=np.uint8), np.array(["cat", "dog", "owl"] * 30)
+    np.savez(tmp_path / "a.npz", x=x, y=y)
+    changes = {"path": str(tmp_path / "a.npz"), "num_classes": 5}
+    data = load_images(choose("dataset", config_of("dataset=npz")["dataset"] | changes))
+    assert (data.num_classes, data.loaded.class_names) == (5, ("cat", "dog", "owl"))

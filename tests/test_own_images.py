@@ -1,13 +1,18 @@
 """A user's images, as npz and as a folder: their conversion to tensors and one-line refusals."""
 
+import contextlib
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from helpers import config_of
 from PIL import Image
 
+from contrafed.config.run_config import resolve
 from contrafed.core.client_run import choose
 from contrafed.data.images import check, load_images, make_images
+from contrafed.data.own import class_names, facts_of, own_images
 
 
 def settings_of(name, **changes):
@@ -68,6 +73,8 @@ def nan_pixel():
         ({**GOOD_IMAGES, "splits": np.zeros(20)}, {}),
         ({**GOOD_IMAGES, "owner": np.full(20, np.nan)}, {}),
         ({**GOOD_IMAGES, "split": np.zeros((20, 1))}, {}),
+        ({**GOOD_IMAGES, "y": np.array(["cat", "dog"] * 10, dtype=object)}, {}),
+        ({**GOOD_IMAGES, "owner": np.array(["Ann", "Bob"] * 10, dtype=object)}, {}),
         ({**GOOD_IMAGES, "split": np.zeros(19)}, {}),
         ({**GOOD_IMAGES, "split": np.ones(20)}, {}),
         ({"x": np.zeros((0, 8, 8), dtype=np.uint8), "y": np.zeros(0, dtype=int)}, {}),
@@ -195,3 +202,28 @@ def test_folders(tmp_path, expect_error):
     for name in "cebd":
         with expect_error():
             load_images(settings_of("folder", path=str(tmp_path / name)))
+
+
+def test_a_device_names_the_classes_of_its_file(tmp_path, expect_error):
+    """A label would otherwise mean another class on another device."""
+    x, paths = np.random.default_rng(0).integers(0, 256, (40, 8, 8), dtype=np.uint8), []
+    for names in (["cat", "dog"], ["Dog", "cat"], ["cat", "dog", "owl", "yak"], [0, 1]):
+        paths.append(tmp_path / f"{len(paths)}.npz")
+        np.savez(paths[-1], x=x, y=np.array(names * (40 // len(names))))
+    assert [class_names(str(path)) for path in paths] == [["cat", "dog"], ["Dog", "cat"], ["cat", "dog", "owl", "yak"], []]
+    own = (
+        "dataset=own",
+        "dataset.height=8",
+        "dataset.width=8",
+        "partition=own",
+        "num_clients=2",
+        "model=mlp",
+        "strategy=fedavg",
+    )
+    for classes, fits in ((2, [0, 1, 3]), (3, [3])):
+        run = resolve(config_of(*own, f"dataset.num_classes={classes}")).client
+        run = replace(run, images=facts_of(load_images(run.dataset)))
+        for number, path in enumerate(paths):
+            with contextlib.nullcontext() if number in fits else expect_error(str(path)):
+                data, _ = own_images(run, 0, str(path))
+                assert data.num_classes == classes

@@ -73,6 +73,16 @@ def test_the_central_test_split_is_dealt_out_as_the_classes_are(name, changes):
     assert part.sizes.sum() == 2000
 
 
+def test_the_central_test_split_is_dealt_to_its_owners(expect_error):
+    owner = np.arange(2000) % 25
+    part = make("natural", data=data_of(test=500, owner=owner), deal_test=True)
+    for client in range(20):
+        assert np.unique(owner[part.test(client)]).tolist() == np.unique(owner[part.train(client)]).tolist()
+        assert len(part.test(client)) == 20
+    with expect_error("partition.deal_test"):
+        make("natural", data=data_of(test=500, owner=np.where(np.arange(2000) < 1500, owner, 99)), deal_test=True)
+
+
 def test_dealing_the_test_split_is_refused_where_there_is_none(expect_error):
     with expect_error("partition.deal_test"):
         make("iid", merged=True, deal_test=True)

@@ -331,3 +331,14 @@ def test_noise_is_the_operating_systems_unless_the_seed_is_asked_for(tmp_path, c
         assert first[0]["epsilon_condition"] == SEED_IS_SECRET
         print_summary(first[0], first[0]["folder"])
         assert SEED_IS_SECRET in capsys.readouterr().out
+
+
+def test_a_late_client_counts_as_zeros(tmp_path):
+    """With stops at the deadline the late clients are not asked, so they have received nothing here."""
+    private = (*TINY_RUN, "engine=local", "num_rounds=2", "participation=full", "privacy=central", "privacy.seeded_noise=true")
+    late = ("clock=lognormal", "clock.step_sigma=1.5", "participation.deadline=q0.5")
+    for method in ("fedavg", "fedcrl"):
+        folder = tmp_path / method
+        summary = run(config_of(*private, *late, f"strategy={method}", f"output_dir={folder}"))
+        assert summary["lost_seconds"] > 0
+        assert summary["status"] == "finished"

@@ -50,3 +50,9 @@ def keeping_global_state() -> Iterator[None]:
         torch.set_rng_state(ours)
         np.random.set_state(numpy)  # noqa: NPY002
         random.setstate(python)
+
+
+def draw_attackers(fraction: float, num_clients: int, seed: int) -> tuple[int, ...]:
+    """Return a fraction of the clients, ascending. Those of a smaller fraction are among them."""
+    order = generator(seed, "attackers").permutation(num_clients)
+    return tuple(sorted(order[: round(fraction * num_clients)].tolist()))

@@ -1,6 +1,7 @@
 """Check partition settings, and what a partition's code returns. Every error is one line that names the partition."""
 
 import contextlib
+import itertools
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,16 +69,20 @@ def check_lazy(choice: Choice, partition: Any, test: np.ndarray) -> None:
         test: Marks the central test split (N,) bool.
 
     Raises:
-        UserError: If they train on images of the test split, or if their parts are not positions.
+        UserError: If they train on images of the test split, if their parts share examples, or if these are not positions.
     """
     said = said_of(choice, "lazy")
     for client in sorted({0, partition.num_clients - 1}):
         with own_code(choice, "lazy"):
-            found = partition.train(client), partition.test(client)
-        train, own = (_check_part(part, len(test), said, client, "y") for part in found)
-        _check_trained(train, test, said, client)
-        if len(both := np.intersect1d(train, own)):
-            raise UserError(f"{said} test parts apart from training parts; client {client} has {len(both)} images in both")
+            found = {"training": partition.train(client), "test": partition.test(client)}
+            found["validation"] = partition.validation(client)
+        parts = {name: _check_part(part, len(test), said, client, "y") for name, part in found.items()}
+        for name in ("training", "validation"):
+            _check_trained(parts[name], test, said, client, name)
+        for one, other in itertools.combinations(parts, 2):
+            if len(both := np.intersect1d(parts[one], parts[other])):
+                apart = f"{other} parts apart from {one} parts; client {client} has {len(both)} images in both"
+                raise UserError(f"{said} {apart}")
 
 
 def own_code(choice: Choice, function: str) -> contextlib.AbstractContextManager[None]:
@@ -111,10 +116,10 @@ def _check_part(part: Any, size: int, said: str, client: int, of: str) -> np.nda
     return part.astype(np.int64)
 
 
-def _check_trained(part: np.ndarray, test: np.ndarray, said: str, client: int) -> None:
-    """Raise ``UserError`` if a client trains on images of the central test split."""
+def _check_trained(part: np.ndarray, test: np.ndarray, said: str, client: int, name: str = "training") -> None:
+    """Raise ``UserError`` if a client trains or validates on images of the central test split."""
     if count := int(test[part].sum()):
-        raise UserError(f"{said} training parts without test images; client {client} has {count} of the test split")
+        raise UserError(f"{said} {name} parts without test images; client {client} has {count} of the test split")
 
 
 def said_of(choice: Choice, function: str) -> str:

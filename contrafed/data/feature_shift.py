@@ -56,9 +56,10 @@ def draw_shifts(config: FeatureShift, num_clients: int, seed: int) -> np.ndarray
 class Shifter:
     """Shifts the images of marked positions. The stored images stay as they are, once for all clients."""
 
-    def __init__(self, config: FeatureShift, shifts: np.ndarray, num_examples: int, device: torch.device) -> None:
-        """Take the ``shifts`` (K,) of ``draw_shifts``."""
-        self.kind, self.num_examples = config.kind, num_examples
+    def __init__(self, config: FeatureShift, shifts: np.ndarray, originals: Tensor, device: torch.device) -> None:
+        """Take the ``shifts`` (K,) of ``draw_shifts``, and for each position (N,) that of the example of which it is a copy."""
+        self.kind, self.num_examples, self.originals = config.kind, len(originals), originals.to(device)
+        self.num_originals = int(originals.max()) + 1
         self.radius = math.ceil(BLUR_RADIUS_DEVIATIONS * config.strength)
         unshifted = 1.0 if config.kind == "brightness" else 0.0  # of positions without a mark, such as the central test split
         self.shifts = torch.tensor([unshifted, *shifts.tolist()], dtype=torch.float32, device=device)
@@ -86,7 +87,7 @@ class Shifter:
         elif self.kind == "blur":
             x = blur(x, amount, self.radius)
         elif self.kind == "noise":
-            x = x + amount * LEVELS * draw_noise(x, index)
+            x = x + amount * LEVELS * draw_noise(x, self.originals[self.examples(index)] + client * self.num_originals)
         return x.clamp(0, LEVELS).round().to(torch.uint8)
 
 

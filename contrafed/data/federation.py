@@ -59,8 +59,10 @@ def load_federation(run: ClientRun, own: tuple[int, str] | None = None) -> Feder
         data = adapt_to_run(data, run.images, f"dataset={run.dataset.name} on this client")
     merged = run.dataset.config.merge_splits
     partition = make_partition(run.partition, data, run.num_clients, run.seed_of_federation, merged)
+    originals = np.arange(len(data.y))
     if run.flipped:
-        data, partition = flip_labels(data, partition, run.flipped)
+        data, flipped = flip_labels(data, partition, run.flipped)
+        partition, originals = flipped, flipped.originals
     if (shift := run.partition.config.feature_shift).kind != "none":
-        partition = ShiftedPartition(partition, len(data.y), shift, run.seed_of_federation)
+        partition = ShiftedPartition(partition, originals, shift, run.seed_of_federation)
     return Federation(data, partition)

@@ -16,16 +16,17 @@ class Flipped(Partition):
     So the participation does not depend on which clients attack.
     """
 
-    def __init__(self, true: Partition, own: dict[int, np.ndarray]) -> None:
+    def __init__(self, true: Partition, own: dict[int, np.ndarray], originals: np.ndarray) -> None:
         """Replace the training examples of some clients.
 
         Args:
             true: The original partition.
             own: The replaced training examples, by client.
+            originals: For each position (N,) that of the example of which it is a copy, or its own.
         """
         self.num_clients, self.num_classes = true.num_clients, true.num_classes
         self.small, self.kept_shares = true.small, true.kept_shares
-        self._true, self._own = true, own
+        self.originals, self._true, self._own = originals, true, own
 
     @property
     def sizes(self) -> np.ndarray:
@@ -62,7 +63,7 @@ class Flipped(Partition):
         return self._true.class_proportions()
 
 
-def flip_labels(data: ImageData, partition: Partition, clients: Sequence[int]) -> tuple[ImageData, Partition]:
+def flip_labels(data: ImageData, partition: Partition, clients: Sequence[int]) -> tuple[ImageData, Flipped]:
     """Give attackers copies of their training examples with label C - 1 - c in place of c.
 
     Clients may share examples, so only the copies get wrong labels. Source: Fang et al. 2020, section 5.1.
@@ -87,4 +88,4 @@ def flip_labels(data: ImageData, partition: Partition, clients: Sequence[int]) -
         owner=None if data.owner is None else np.concatenate([data.owner, data.owner[seen]]),
     )
     own = {client: np.arange(end - len(part), end) for client, part, end in zip(clients, parts, ends.tolist(), strict=True)}
-    return more, Flipped(partition, own)
+    return more, Flipped(partition, own, np.concatenate([np.arange(len(data.y)), seen]))

@@ -176,7 +176,7 @@ def _check_values(data: Any, where: str) -> list[str]:
 def _name(data: Any, chosen: np.ndarray) -> str:
     """Return "class cat is" or "classes 3, 7 are", at most a few."""
     names, labels = data.loaded.class_names, np.flatnonzero(chosen).tolist()
-    told = ", ".join(str(names[label] if names else label) for label in labels[:MAX_NAMED_CLASSES])
+    told = ", ".join(str(names[label] if label < len(names) else label) for label in labels[:MAX_NAMED_CLASSES])
     return f"class {told} is" if len(labels) == 1 else f"classes {told}{', ...' if len(labels) > MAX_NAMED_CLASSES else ''} are"
 
 

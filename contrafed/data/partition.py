@@ -159,6 +159,7 @@ def make_partition(choice: Choice, data: ImageData, num_clients: int, seed: int,
     """
     checks.check_common(choice, num_clients)
     module, config = choice.module, choice.config
+    owned = getattr(module, "CLIENTS_ARE_OWNERS", False)
     if config.deal_test and not data.test.any():
         raise UserError("partition.deal_test needs a central test split; set dataset.merge_splits=false")
     held = data.held_out.numpy()
@@ -200,7 +201,7 @@ def make_partition(choice: Choice, data: ImageData, num_clients: int, seed: int,
     parts = [pool[part] for part in enough]
     rng = generator(seed, f"partition {drawn_as} test")
     if config.deal_test:
-        train, test = parts, _dealt(parts, np.flatnonzero(data.test.numpy()), y, data.num_classes, rng)
+        train, test = parts, _deal_by_owner(parts, data) if owned else _deal_by_class(parts, data, rng)
     else:
         train, test = _hold_out(parts, held_out_fraction(config, merged), rng)
     partition = _apply_scarcity(train, test, data, config, seed, drawn_as)
@@ -346,13 +347,26 @@ def _hold_out(parts: list[np.ndarray], fraction: float, rng: np.random.Generator
     return train, test
 
 
-def _dealt(
-    parts: list[np.ndarray], test: np.ndarray, y: np.ndarray, num_classes: int, rng: np.random.Generator
-) -> list[np.ndarray]:
-    """Divide the central test split ``test`` among clients, each class in proportion to their training examples of it."""
-    counts = np.array([np.bincount(y[part], minlength=num_classes) for part in parts])
+def _deal_by_owner(parts: list[np.ndarray], data: ImageData) -> list[np.ndarray]:
+    """Give each client its owner's examples of the central test split. Raises ``UserError`` if no client has any."""
+    test, owner = np.flatnonzero(data.test.numpy()), data.owner
+    assert owner is not None  # the partition has drawn owners
+    dealt = []
+    for part in parts:
+        owners, counts = np.unique(owner[part], return_counts=True)  # several if on_small=move moved examples
+        dealt.append(test[owner[test] == owners[counts.argmax()]] if len(part) else test[:0])
+    if not any(map(len, dealt)):
+        fix = "Fix: dataset.merge_splits=true, so that each client has a test part of its own"
+        raise UserError(f"partition.deal_test: no owner of the test split is a client. {fix}")
+    return dealt
+
+
+def _deal_by_class(parts: list[np.ndarray], data: ImageData, rng: np.random.Generator) -> list[np.ndarray]:
+    """Divide the central test split among clients, each class in proportion to their training examples of it."""
+    test, y = np.flatnonzero(data.test.numpy()), data.y.numpy()
+    counts = np.array([np.bincount(y[part], minlength=data.num_classes) for part in parts])
     mine: list[list[np.ndarray]] = [[] for _ in parts]
-    for label in range(num_classes):
+    for label in range(data.num_classes):
         members, held = rng.permutation(test[y[test] == label]), counts[:, label].cumsum()
         cuts = np.round(held / max(held[-1], 1) * len(members)).astype(np.int64)
         for client, piece in enumerate(np.split(members, cuts)[: len(parts)]):

@@ -10,19 +10,26 @@ from contrafed.data.partition import Partition
 class ShiftedPartition(Partition):
     """A partition whose positions also say whose image it is: position + (client + 1) N. So clients may share an example."""
 
-    def __init__(self, dealt: Partition, num_examples: int, config: FeatureShift, seed: int) -> None:
-        """Mark the positions of ``dealt`` among ``num_examples`` (N), and draw the shifts from the federation's ``seed``."""
+    def __init__(self, dealt: Partition, originals: np.ndarray, config: FeatureShift, seed: int) -> None:
+        """Mark the positions of ``dealt``, and draw the shifts from the federation's ``seed``.
+
+        Args:
+            dealt: The partition.
+            originals: For each position (N,) that of the example of which it is a copy, or its own. Copies have equal noise.
+            config: Kind and strength of the shifts.
+            seed: The federation's seed.
+        """
         self.config, self.shifts = config, draw_shifts(config, dealt.num_clients, seed)
         self.num_clients, self.num_classes = dealt.num_clients, dealt.num_classes
         self.small, self.kept_shares = dealt.small, dealt.kept_shares
-        self._dealt, self._num_examples = dealt, num_examples
+        self._dealt, self._originals, self._num_examples = dealt, originals, len(originals)
 
     def _mark(self, part: np.ndarray, client: int) -> np.ndarray:
         return part + (client + 1) * self._num_examples
 
     def make_shifter(self, device: torch.device) -> Shifter:
         """Return what shifts the images of marked positions on a device."""
-        return Shifter(self.config, self.shifts, self._num_examples, device)
+        return Shifter(self.config, self.shifts, torch.from_numpy(self._originals), device)
 
     @property
     def sizes(self) -> np.ndarray:

@@ -85,4 +85,5 @@ def check_range(where: Path | str, name: str, values: np.ndarray, low: int, high
 
 def check_clients(where: Path | str, clients: np.ndarray, num_clients: int) -> None:
     """Raise ``UserError`` with the first number that is none of a client that may train."""
-    check_range(where, "client", clients, 0, num_clients - 1, f"in 0..{num_clients - 1}, the clients that may train")
+    wanted = f"in 0..{num_clients - 1}, the clients that may train (held_out_clients never do)"
+    check_range(where, "client", clients, 0, num_clients - 1, wanted)

@@ -13,7 +13,7 @@ from flwr.app import Message, MessageType, RecordDict
 from contrafed.core import codec, registry
 from contrafed.core.client_run import Choice, ClientRun
 from contrafed.core.errors import UserError
-from contrafed.core.randomness import generator
+from contrafed.core.randomness import draw_attackers
 from contrafed.core.schema import Range
 from contrafed.core.tensors import Tensors
 from contrafed.data.federation import Federation
@@ -38,11 +38,10 @@ class Attackers:
     def among(self, num_clients: int, seed: int) -> tuple[int, ...]:
         """Return the attackers, ascending. Raises ``UserError`` for a client that does not exist."""
         if self.clients is None:
-            order = generator(seed, "attackers").permutation(num_clients)
-            count = round(self.fraction * num_clients)
-            if self.fraction and not count:
+            found = draw_attackers(self.fraction, num_clients, seed)
+            if self.fraction and not found:
                 raise UserError(f"attack.fraction={self.fraction:g} of num_clients={num_clients} makes no attacker")
-            return tuple(sorted(order[:count].tolist()))
+            return found
         if wrong := [client for client in self.clients if not 0 <= client < num_clients]:
             raise UserError(f"attack.clients: client {wrong[0]} is not in 0..{num_clients - 1} (num_clients={num_clients})")
         return tuple(sorted(set(self.clients)))

@@ -129,7 +129,7 @@ class _Answer:
         )
 
     def other_classes(self, other: "_Answer") -> bool:
-        """Return whether the class folders of both have different names, because a label would then mean different classes."""
+        """Return whether both name their classes, and differ. A label would then mean different classes."""
         return bool(self.classes and other.classes and self.classes != other.classes)
 
     def to_json(self) -> list[Any]:

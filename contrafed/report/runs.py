@@ -21,6 +21,7 @@ from contrafed.core.errors import UserError
 from contrafed.core.metrics import ACCURACY
 from contrafed.core.run_folder import MAX_LOG_BYTES, check_regular, read_config
 from contrafed.core.schema import flatten_keys, plain_numbers
+from contrafed.report.client_rows import select_rows
 from contrafed.runs.output.series import points_of, summary_of_curves
 
 Points = list[tuple[int, float]]
@@ -122,9 +123,8 @@ class FinishedRun:
         return self.points("personal", "test", metric) or self.points("global", "clients", metric)
 
     def of_clients(self, metric: str) -> pd.DataFrame:
-        """Return the rows of ``clients.csv`` with a metric, without held-out clients."""
-        trained = self.config["num_clients"] - self.config.get("held_out_clients", 0)
-        return self.clients[(self.clients["metric"] == metric) & (self.clients["client"] < trained)]
+        """Return the rows of ``clients.csv`` with a metric, without held-out clients, and scores without attackers."""
+        return select_rows(self.clients, self.config, metric)
 
     def last_of_clients(self, metric: str) -> dict[int, float]:
         """Return {client: its value in the metric's last round} of training clients, empty if there is none."""

@@ -88,10 +88,31 @@ def describe_model(workspace: Workspace) -> list[str]:
 
 def said_of_attackers(run: Run) -> str:
     """Return a line about the number of attackers, empty without any."""
+    count = len(list_attackers(run))
+    return f"{count} of {run.num_trained} clients attack: attack={run.attack.name}" if count else ""
+
+
+def list_attackers(run: Run) -> tuple[int, ...]:
+    """Return the clients of a run that train and attack, ascending."""
     config = run.attack.config
     attackers = config.among(run.num_clients, run.seed) if isinstance(config, Attackers) else ()
-    count = sum(attacker < run.num_trained for attacker in attackers)
-    return f"{count} of {run.num_trained} clients attack: attack={run.attack.name}" if count else ""
+    return tuple(attacker for attacker in attackers if attacker < run.num_trained)
+
+
+def said_of_untrained_classes(run: Run, counts: np.ndarray) -> str:
+    """Return a line about classes of held-out clients that no client trains on, empty without any.
+
+    Args:
+        run: The run.
+        counts: Training examples of each client and class (K, C), also those of held-out clients.
+    """
+    if not run.held_out_clients:
+        return ""
+    lacking = np.flatnonzero(counts[run.num_trained :].any(0) & ~counts[: run.num_trained].any(0))
+    if not len(lacking):
+        return ""
+    classes = f"class {lacking[0]} has" if len(lacking) == 1 else f"classes {', '.join(map(str, lacking.tolist()))} have"
+    return f"held_out_clients: {classes} examples on held-out clients only, so no model learns them. Fix: another partition"
 
 
 def warn_of_large(sizes: np.ndarray, own_data: bool) -> str:

@@ -28,6 +28,7 @@ from contrafed.runs.diagnostics import Logged
 from contrafed.runs.evaluation import evaluate, find_divergence, initial_file, initial_model
 from contrafed.runs.notices import (
     describe_model,
+    list_attackers,
     said_of_attackers,
     said_of_delta,
     said_of_norms,
@@ -37,6 +38,7 @@ from contrafed.runs.notices import (
     said_of_scarcity,
     said_of_shift,
     said_of_small,
+    said_of_untrained_classes,
     warn_of_large,
 )
 from contrafed.runs.output import Progress, RoundLog
@@ -176,7 +178,7 @@ class Session:
         lines = [describe_loaded(data) if len(data.y) else "", *data.warnings]
         lines += describe_model(self.workspace)
         lines += [said(self.workspace) for said in (said_of_small, said_of_scarcity, said_of_norms, said_of_shift)]
-        lines.append(said_of_attackers(run))
+        lines += [said_of_attackers(run), said_of_untrained_classes(run, members.class_counts)]
         lines += [self.selection.notice, self.scored.notice, said_of_delta(run), warn_of_large(members.sizes, members.own_data)]
         lines += [said_of_replies(run, self.strategy)]
         follow = [f"to follow it: {self.tracker.line}"] if self.tracker.line else []
@@ -356,14 +358,20 @@ class Session:
 def make_strategy(run: Run, workspace: Workspace, members: Members, rounds: int) -> FederatedStrategy:
     """Build the strategy of a run with this number of rounds. It sees held-out clients as clients without training data."""
     sizes = np.where(np.arange(run.num_clients) < run.num_trained, members.sizes, 0)
-    client = workspace.client_class(workspace, [])
+    client, attackers = workspace.client_class(workspace, []), list_attackers(run)
     if not hasattr(client, "client_states"):
         raise UserError(f"{type(client).__name__}.__init__ must call super().__init__ with all that it is given")
     return build_strategy(
         run,
         workspace.model,
         Population(
-            sizes, members.node_ids, run.held_out_clients, members.test_sizes, members.class_counts, members.validation_sizes
+            sizes,
+            members.node_ids,
+            run.held_out_clients,
+            members.test_sizes,
+            members.class_counts,
+            members.validation_sizes,
+            attackers if len(attackers) < run.num_trained else (),
         ),
         lambda: members.class_proportions()[: run.num_trained],
         settings=members.settings,

@@ -273,7 +273,7 @@ class FederatedStrategy(Strategy):
                 if client in self._scored:
                     scores.append(score)
         self._sent, self.received = [], {}
-        record_scores(self.round, scores, self.population.num_clients - self.population.num_held_out)
+        record_scores(self.round, scores, self.population)
         found = self.round.client_evaluation
         return None if found is None else MetricRecord(dict(found))
 

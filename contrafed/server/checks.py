@@ -133,6 +133,15 @@ def state_fault(strategy: Any) -> str:
     return f"{type(strategy).__name__}: {place}, but a checkpoint holds {kept}" if place else ""
 
 
+def _complete_received(strategy: Any) -> None:
+    """Add what clients of the cohort would have received that were not asked, because they are late."""
+    missing = [client for client in strategy.round.participants.tolist() if client not in strategy.received]
+    shared = broadcast(strategy, strategy.broadcast, strategy.model) if missing else {}
+    for client in missing:
+        own = strategy.per_client_broadcast(dict(strategy.model), client, False)
+        strategy.received[client] = shared if own is None else shared | own
+
+
 def next_model(strategy: Any, replies: Replies) -> Tensors:
     """Return the next global model: the aggregated tensors in the model's types, and the other tensors unchanged.
 
@@ -144,6 +153,8 @@ def next_model(strategy: Any, replies: Replies) -> Tensors:
     model = leave_out(whole, strategy.buffers)
     if strategy.buffers:
         replies, sent = split_replies(replies, strategy.buffers)
+    if strategy.privacy:
+        _complete_received(strategy)
     with refuse_edits(strategy, _list_lent(strategy, replies), "aggregate"):
         try:
             made = (aggregate_privately if strategy.privacy else type(strategy).next_model)(strategy, dict(model), replies)

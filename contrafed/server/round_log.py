@@ -21,6 +21,7 @@ class Population:
     num_test: np.ndarray | None = None  # (K,) examples in each client's test part, if known
     class_counts: np.ndarray | None = None  # (K, C) training examples of each class, if known
     num_validation: np.ndarray | None = None  # (K,) examples in each client's validation part, if known
+    attackers: tuple[int, ...] = ()  # of a simulated attack: their scores are reported apart
 
     @property
     def num_held(self) -> np.ndarray:

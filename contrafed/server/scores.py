@@ -17,6 +17,8 @@ from contrafed.training.local_round import VALIDATION
 VALUES = ("accuracy", "loss")
 # Scores are in 0..1, except these, which are in -1..1.
 MIN_SCORES = {"mcc": -1}
+# Begin the names of scores of clients that are reported apart.
+HELD_OUT, ATTACKERS = "held_out/", "attackers/"
 
 
 @dataclass
@@ -78,24 +80,25 @@ def _read_part(client: int, found: dict[str, Any], counts: np.ndarray | None, de
     return Score(client, count, models)
 
 
-def record_scores(done: Round, scores: Sequence[Score], num_trained: int) -> None:
+def record_scores(done: Round, scores: Sequence[Score], population: Population) -> None:
     """Write the clients' scores and their summaries into the round.
 
-    Other models that a client evaluates are reported under their names, and held-out clients under ``held_out``.
+    Other models that a client evaluates are reported under their names, held-out clients under ``held_out``, and simulated
+    attackers under ``attackers``.
 
     Args:
         done: The round.
         scores: The clients' scores.
-        num_trained: Number of clients that may train, which are the first.
+        population: What the server knows of the clients.
     """
     scores = sorted(scores, key=lambda score: score.client)
     if tested := [score for score in scores if score.num_examples]:
         for model in sorted({name for score in tested for name in score.models}):
             _record_model(done, tested, model, f"{model}/" if model else "")
-        done.client_evaluation = summaries(tested, num_trained)
+        done.client_evaluation = summaries(tested, population)
     if checked := [one for score in scores if (one := score.validation) is not None and one.num_examples]:
         _record_model(done, checked, "", "validation_")
-        done.client_validation = summaries(checked, num_trained)
+        done.client_validation = summaries(checked, population)
 
 
 def _record_model(done: Round, scores: Sequence[Score], model: str, prefix: str) -> None:
@@ -123,14 +126,17 @@ def by_client(scores: list[Score]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return found
 
 
-def summaries(scores: Sequence[Score], num_trained: int) -> dict[str, float]:
-    """Return ``summarise`` of every model, as ``accuracy``, ``NAME/accuracy``, ..., over the first ``num_trained`` clients.
+def summaries(scores: Sequence[Score], population: Population) -> dict[str, float]:
+    """Return ``summarise`` of every model, as ``accuracy``, ``NAME/accuracy``, ..., over the honest clients that train.
 
-    The other clients, which never train, give ``held_out/accuracy``, ...
+    Clients that never train give ``held_out/accuracy``, ... and attackers ``attackers/accuracy``, ...
     """
+    groups: dict[str, list[Score]] = {"": [], HELD_OUT: [], ATTACKERS: []}
+    for score in scores:
+        trains = score.client < population.num_clients - population.num_held_out
+        groups[HELD_OUT if not trains else ATTACKERS if score.client in population.attackers else ""].append(score)
     found: dict[str, float] = {}
-    for place, held_out in (("", False), ("held_out/", True)):
-        some = [score for score in scores if (score.client >= num_trained) == held_out]
+    for place, some in groups.items():
         for model in sorted({name for score in some for name in score.models}):
             prefix = f"{place}{model}/" if model else place
             found |= {f"{prefix}{name}": value for name, value in summarise(some, model).items()}

@@ -3,7 +3,7 @@
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -94,8 +94,7 @@ def _read_arrays(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None,
             spare = [key for key in file.files if key not in ARRAYS]
             if other := [key for key in spare if nearest(key, ARRAYS)]:
                 raise UserError(f"{path}: {unknown('array', other[0], ARRAYS)}")
-            x, y = file["x"], file["y"]
-            split, owner = file.get("split"), file.get("owner")
+            x, y, split, owner = (_read_array(file, name, path) for name in ("x", "y", "split", "owner"))
     except FileNotFoundError:
         raise UserError(f"dataset.path: there is no file {path}") from None
     except UserError:
@@ -104,7 +103,27 @@ def _read_arrays(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None,
         raise UserError(f"{path} is no readable npz file: {' '.join(str(error).split())}") from error
     if other := [name for name, found in (("x", x), ("y", y), ("split", split), ("owner", owner)) if isinstance(found, bytes)]:
         raise UserError(f"{path}: '{other[0]}' is no array; numpy.savez(FILE, x=, y=) writes them")
+    assert x is not None  # neither is missing
+    assert y is not None
     return x, y, split, owner, spare
+
+
+def _read_array(file: Any, name: str, path: Path) -> np.ndarray | None:
+    """Return an array of an open file, None if it has none of this name. Raises ``UserError`` for Python objects."""
+    try:
+        array: np.ndarray | None = file.get(name)
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        fix = f"Fix: {name}.astype(str) for text, {name}.astype(float) for numbers, before numpy.savez"
+        raise UserError(f"{path}: {name} has Python objects. {fix}") from error
+    return array
+
+
+def list_classes(path: Path) -> list[str]:
+    """Return the names of a valid file's classes, in the order of their labels, empty if labels are numbers."""
+    with np.load(path, allow_pickle=False) as file:
+        return list(_number_labels(file["y"], path)[1])
 
 
 def _number_labels(y: np.ndarray, path: Path) -> tuple[np.ndarray, tuple[str, ...]]:

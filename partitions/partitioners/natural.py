@@ -13,6 +13,10 @@ class Config(Common):
     """Settings that all partitions have."""
 
 
+# partition.deal_test deals each owner's test examples to its client.
+CLIENTS_ARE_OWNERS = True
+
+
 def split(config: Config, draw: Draw) -> list[np.ndarray]:
     """Return the examples of ``num_clients`` random owners.
 

@@ -193,6 +193,8 @@ def print_summary(summary: Mapping[str, Any], folder: str) -> None:
     for key in ("held_out_accuracy", "personal_held_out_accuracy_mean"):
         if summary.get(key) is not None:
             lines.append(f"on clients that never trained: {percent(key)}")
+    if summary.get("personal_attackers_accuracy_mean") is not None:
+        lines.append(f"attackers, which are in no number above: {percent('personal_attackers_accuracy_mean')}")
     if summary.get("evaluate_only"):
         lines.append(f"scored what {summary['evaluate_only']} had saved in {summary['seconds']:.1f} s")
     else:

@@ -74,7 +74,8 @@ def summary_of_curves(curves: Curves, first_round: int = 1, select_on: str | Non
 
 def list_accuracies(model_names: Iterable[str] = ()) -> list[str]:
     """Return the keys that ``summary_of_curves`` can have. ``model_names``: other models of the method's clients."""
-    names = ["accuracy", "accuracy_std", *FUNCTIONS, *(f"{name}/accuracy" for name in ("held_out", *model_names))]
+    others = ("held_out", "attackers", *model_names)
+    names = ["accuracy", "accuracy_std", *FUNCTIONS, *(f"{name}/accuracy" for name in others)]
     splits, points = ("test", "train", "validation", "clients"), [(t, 0.0) for t in EMA_ROUNDS]
     return list(summary_of_curves({(scope, split, name): points for scope in SCOPES for split in splits for name in names}))
 

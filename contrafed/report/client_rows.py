@@ -1,0 +1,29 @@
+"""Select the rows of ``clients.csv`` that a report shows: those of clients that train, and scores of honest clients."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from contrafed.core.metrics import ACCURACY, FUNCTIONS
+from contrafed.core.randomness import draw_attackers
+
+
+def select_rows(clients: pd.DataFrame, config: Mapping[str, Any], metric: str) -> pd.DataFrame:
+    """Return a metric's rows without held-out clients. Scores are without those of attackers, unless all clients attack."""
+    trained = config["num_clients"] - config.get("held_out_clients", 0)
+    rows = clients[(clients["metric"] == metric) & (clients["client"] < trained)]
+    if metric.rpartition("/")[2].removeprefix("validation_") not in (ACCURACY, *FUNCTIONS):
+        return rows
+    honest = rows[~rows["client"].isin(_list_attackers(config))]
+    return honest if len(honest) else rows
+
+
+def _list_attackers(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the clients of a simulated attack, empty without one."""
+    attack = config.get("attack") or {}
+    if "fraction" not in attack:
+        return ()
+    if attack.get("clients") is not None:
+        return tuple(attack["clients"])
+    return draw_attackers(attack["fraction"], config["num_clients"], config["seed"])
