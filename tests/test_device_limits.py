@@ -1,5 +1,6 @@
 """A device runs what its owner allows, and a reply with invented scores is rejected."""
 
+import csv
 import json
 import sys
 
@@ -58,9 +59,25 @@ def test_max_local_steps_bounds_what_a_server_may_ask(tmp_path):
     configs[1]["max-local-steps"] = 1
     _, metrics, *_ = run_devices(tmp_path / "run", Wire(*configs), "strategy=fedavg", "num_rounds=1")
     assert rows_of(metrics, "failures") == {1: 1}
+    after = ("strategy=fedper", "num_rounds=1", "evaluate_after=local_training")
+    _, metrics, clients, _ = run_devices(tmp_path / "after", Wire(*configs), *after)
+    scored = {int(r["client"]) for r in csv.DictReader(clients.decode().splitlines()) if r["metric"] == "accuracy"}
+    assert scored == {0, 2}
     check_steps(5, 5)
     with pytest.raises(UserError, match="^--node-config max-local-steps "):
         check_steps(5, "5")
+
+
+@pytest.mark.parametrize("number", ["num-test-examples", "num-validation-examples"])
+def test_a_client_without_data_of_its_own_cannot_say_more_examples(tmp_path, number):
+    """Its score would otherwise weigh more than all others."""
+
+    def more(message, reply):
+        reply.content[codec.METRICS][number] = 2**40
+        return reply
+
+    with pytest.raises(UserError, match="partition 1 holds other examples"):
+        run_devices(tmp_path / "run", Wire(*plain(), change=answers_but(1, None, more, kind="query")), "strategy=fedper")
 
 
 def test_a_training_score_that_the_method_does_not_declare_is_rejected(tmp_path, capsys):

@@ -18,7 +18,7 @@ from wire import RUN, Wire, plain, run_devices
 
 import contrafed.client_app.app
 from contrafed.client_app.files import Moment
-from contrafed.client_app.message_checks import check_paths, moment_of, run_name
+from contrafed.client_app.message_checks import check_modules, check_paths, moment_of, run_name
 from contrafed.core import codec
 from contrafed.core.client_run import client_run_of
 from contrafed.core.errors import UserError
@@ -151,9 +151,30 @@ def test_data_sets_lie_where_the_client_says(tmp_path, expect_error):
         "",
         f"{mine}2",
     ):
-        for key in ("dataset_root", "dataset_path", "partition_path"):
+        for key in ("dataset_root", "dataset_path", "partition_path", "model_pretrained"):
             with expect_error():
                 check_paths(text(**{key: value}), str(mine))
+    check_paths(text(dataset_root="/etc", model_pretrained=f"{mine}/weights.pt"), str(mine), own_data=True)
+    with expect_error("model.pretrained"):
+        check_paths(text(model_pretrained="/etc/passwd"), str(mine), own_data=True)
+
+
+@pytest.mark.parametrize(
+    ("target", "modules", "allowed"),
+    [
+        ("torch.nn.Linear", "", True),
+        ("torchvision.models.resnet18", "", True),
+        ("torch.utils.cpp_extension.load", "", False),
+        ("torch.nnx.Net", "", False),
+        ("this.x", "", False),
+        ("mine.nets.Net", "", False),
+        ("mine.nets.Net", "other, mine", True),
+    ],
+)
+def test_a_network_of_another_package_needs_the_owners_consent(target, modules, allowed, expect_error):
+    settings = json.dumps({"model": {"name": "torch", "target": target}})
+    with contextlib.nullcontext() if allowed else expect_error("model"):
+        check_modules(settings, modules)
 
 
 def test_a_data_set_of_the_hub_is_no_folder_of_the_clients(tmp_path, monkeypatch, expect_error):

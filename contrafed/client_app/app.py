@@ -45,8 +45,7 @@ app = ClientApp()
 def train(message: Message, context: Context) -> Message:
     """Train one client through its ``NumPyClient`` interface."""
     began, opened = time.monotonic(), _open(message, context)
-    count = len(opened.client.workspace.federation.partition.train(_partition_id(context)))
-    check_steps(opened.client.num_local_steps(count), context.node_config.get("max-local-steps"))
+    _check_steps(opened, context)
     if opened.state is not None:
         opened.state.remove_stale()
     arrays, count, metrics = opened.client.fit(codec.to_list(opened.client.names("down"), opened.received), opened.config)
@@ -69,6 +68,8 @@ def evaluate(message: Message, context: Context) -> Message:
     """
     began, opened = time.monotonic(), _open(message, context)
     config = opened.config | _resolve_personal_paths(opened.config, context, opened.state)
+    if config.get("after-training"):
+        _check_steps(opened, context)
     if opened.report:  # its client state is lost, so this is not its model
         config.pop("save", None)
     (evaluated,) = _evaluate(opened.client, [opened.received], config, None)
@@ -212,8 +213,7 @@ def _workspace(config: Mapping[str, Any], context: Context) -> Workspace:
         torch.set_num_threads(1)  # as in every engine: Ray gives a worker of several CPUs as many threads
     else:
         check_modules(settings, str(context.node_config.get("modules", "")))
-    if own is None and not in_simulation():
-        check_paths(settings, str(context.node_config.get("data-dir", DATA_DIR)))
+        check_paths(settings, str(context.node_config.get("data-dir", DATA_DIR)), own_data=own is not None)
     return workspace_for(settings, own)
 
 
@@ -279,6 +279,12 @@ def _open(message: Message, context: Context) -> Opened:
         logging.getLogger("flwr").error("this client's state is lost and begins anew: %s", error)
         report = {"state-lost": str(error)}
     return Opened(client, received, config, state, now, report)
+
+
+def _check_steps(opened: Opened, context: Context) -> None:
+    """Raise ``UserError`` for a local update of more steps than this device allows."""
+    count = len(opened.client.workspace.federation.partition.train(_partition_id(context)))
+    check_steps(opened.client.num_local_steps(count), context.node_config.get("max-local-steps"))
 
 
 def _log_round(opened: Opened, done: str, began: float, metrics: Mapping[str, Any]) -> None:

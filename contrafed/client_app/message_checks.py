@@ -14,8 +14,11 @@ from contrafed.data.images import GENERATED_PATH
 # Flower's run ids have 64 bits.
 RUN_ID_PATTERN = re.compile(r"[0-9]{1,20}")
 CHECKPOINT_PATTERN = re.compile(r"([0-9]{1,20})@([0-9]{1,9})")
-# Keys of the server's settings that name files: a data set's, and a partition's lists.
-GROUPS, KEYS = ("dataset", "partition"), ("root", "path")
+# Keys of the server's settings that name files: initial weights, a data set's, and a partition's lists.
+WEIGHTS = ("model", "pretrained")
+DATA = (("dataset", "root"), ("dataset", "path"), ("partition", "root"), ("partition", "path"))
+# Networks that a server may name without the device owner's consent.
+NETWORKS = ("torch.nn", "torchvision.models")
 # The name of a data set of the hub, and never a folder.
 REPOSITORY_PATTERN = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # Folder of data sets on a device without data-dir in its --node-config.
@@ -54,26 +57,32 @@ def _count(config: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def check_paths(settings: str, data_dir: str) -> None:
-    """Raise ``UserError`` if the server's settings name files outside ``data_dir``, the client's own choice."""
+def check_paths(settings: str, data_dir: str, own_data: bool = False) -> None:
+    """Raise ``UserError`` if the server's settings name files outside ``data_dir``, the client's own choice.
+
+    A client with ``own_data`` opens no data sets and lists, so their paths do not matter.
+    """
     allowed, groups = Path(data_dir).expanduser().resolve(), json.loads(settings)
     repository = groups["dataset"].get("repository")
-    if repository is not None and (not REPOSITORY_PATTERN.fullmatch(str(repository)) or Path(str(repository)).exists()):
+    if (
+        not own_data
+        and repository is not None
+        and (not REPOSITORY_PATTERN.fullmatch(str(repository)) or Path(str(repository)).exists())
+    ):
         raise UserError(f"dataset.repository={str(repository)[:100]!r} names no data set of the hub")
-    for group in GROUPS:
-        for key in KEYS:
-            value = groups[group].get(key)
-            if value is None or (group, key, value) == ("dataset", "path", GENERATED_PATH):
-                continue
-            try:
-                inside = Path(str(value)).expanduser().resolve().is_relative_to(allowed)
-            except (OSError, ValueError, RuntimeError):  # too long, with a NUL, or of an unknown user
-                inside = False
-            if not inside:
-                raise UserError(
-                    f"{group}.{key}={str(value)[:100]!r} is not below {allowed}, where this client has data sets; "
-                    "its --node-config data-dir may name another folder"
-                )
+    for group, key in (WEIGHTS, *(() if own_data else DATA)):
+        value = groups[group].get(key)
+        if value is None or (group, key, value) == ("dataset", "path", GENERATED_PATH):
+            continue
+        try:
+            inside = Path(str(value)).expanduser().resolve().is_relative_to(allowed)
+        except (OSError, ValueError, RuntimeError):  # too long, with a NUL, or of an unknown user
+            inside = False
+        if not inside:
+            raise UserError(
+                f"{group}.{key}={str(value)[:100]!r} is not below {allowed}, where this client has the files that a server "
+                "names. Fix: its --node-config data-dir may name another folder"
+            )
 
 
 def check_modules(settings: str, modules: str) -> None:
@@ -85,8 +94,9 @@ def check_modules(settings: str, modules: str) -> None:
     for group, values in json.loads(settings).items():
         if not isinstance(values, dict):
             continue
-        for module in (str(values[key]) for key in ("module", "name") if values.get(key)):
-            if "." in module and not any(module == name or module.startswith(f"{name}.") for name in allowed):
+        for key in ("module", "name", "target"):
+            module, names = str(values.get(key) or ""), (*allowed, *(NETWORKS if key == "target" else ()))
+            if "." in module and not any(module == name or module.startswith(f"{name}.") for name in names):
                 raise UserError(
                     f"{group}: this device does not import {module[:100]}. Fix: its owner names it in --node-config modules"
                 )

@@ -297,7 +297,7 @@ class Registry:
             raise UserError(f"clients {both} both say partition-id={k}; every client has its own")
         self._bind(answer)
         who = self._describe(answer)
-        if not answer.own_data and (answer.class_counts != self.federation.partition.class_counts()[k]).any():
+        if not answer.own_data and self._holds_other(answer):
             raise UserError(f"{who} holds other examples than the partition deals to it: its data set is not the server's")
         if answer.own_data and not self.max_examples:
             raise UserError(f"partition: {who} has data of its own. Fix: partition=own, or no data in its --node-config")
@@ -312,6 +312,12 @@ class Registry:
                 raise UserError(f"{who} has classes {answer.classes}, {self._describe(earlier)} has {earlier.classes}")
         self.answers[k] = answer
         self._note_name(answer)
+
+    def _holds_other(self, answer: _Answer) -> bool:
+        """Return whether a client without data of its own has other numbers of examples than the partition deals to it."""
+        dealt, k = self.federation.partition, answer.partition
+        held_out = (answer.num_test, answer.num_validation) != (dealt.test_sizes[k], dealt.validation_sizes[k])
+        return bool(held_out or (answer.class_counts != dealt.class_counts()[k]).any())
 
     def _describe(self, answer: _Answer) -> str:
         return describe(answer.node_id, answer.partition, self.node_names.get(answer.node_id, ""))
