@@ -239,7 +239,7 @@ def test_a_network_of_ones_own_can_name_the_tensors_of_a_file(tmp_path, expect_e
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"no weights", b"secret", (64).to_bytes(8, "little") + b'{"x":', Small(), {"epoch": 3}]
+    "content", [b"", b"no weights", (64).to_bytes(8, "little") + b'{"x":', Small(), {"epoch": 3}, b"secret"]
 )
 def test_other_files_are_one_line(content, tmp_path, expect_error):
     file = tmp_path / "a.pt"
