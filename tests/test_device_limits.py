@@ -80,6 +80,24 @@ def test_a_client_without_data_of_its_own_cannot_say_more_examples(tmp_path, num
         run_devices(tmp_path / "run", Wire(*plain(), change=answers_but(1, None, more, kind="query")), "strategy=fedper")
 
 
+@pytest.mark.parametrize("name", ["macro_f1", "validation/accuracy", "validation/num-examples"])
+def test_a_client_that_leaves_out_a_score_costs_its_own_alone(tmp_path, name):
+    """A summary has only scores that all clients report."""
+
+    def less(message, reply):
+        for key in [key for key in reply.content[codec.METRICS] if key == name or key.startswith(f"{name}/")]:
+            del reply.content[codec.METRICS][key]
+        return reply
+
+    asked = ("strategy=fedper", "num_rounds=1", "metrics=[accuracy,macro_f1]", "partition.validation_fraction=0.2")
+    wire = Wire(*plain(), change=answers_but(1, None, less, kind="evaluate"))
+    _, _, clients, summary = run_devices(tmp_path / "run", wire, *asked)
+    scored = [(r["metric"], int(r["client"])) for r in csv.DictReader(clients.decode().splitlines()) if r["round"] == "1"]
+    for metric in ("accuracy", "macro_f1", "validation_accuracy"):
+        assert [client for each, client in scored if each == metric] == [0, 2]
+    assert (summary["replies_rejected"], summary["personal_macro_f1_mean"] > 0) == (1, True)
+
+
 def test_a_training_score_that_the_method_does_not_declare_is_rejected(tmp_path, capsys):
     def invent(message, reply):
         reply.content[codec.METRICS]["invented\x1b[2J"] = 0.5

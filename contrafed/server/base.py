@@ -113,6 +113,7 @@ class FederatedStrategy(Strategy):
         self._sent: list[tuple[Message, int]] = []
         self.received: dict[int, Tensors] = {}  # by partition id, the tensors that a client starts from in this round
         self._scored: set[int] = set()  # the clients whose evaluation is used
+        self._evaluating: ConfigRecord = ConfigRecord()  # what they are asked for
         self._forgetful: set[int] = set()  # clients whose loss of state is already reported, and that have not trained since
         self._attributes = Attributes(self)
         self.setup()
@@ -243,7 +244,7 @@ class FederatedStrategy(Strategy):
         clients: Any = config.get("clients", [])
         final = server_round == self.num_rounds or bool(config.get("final"))
         save = str(config.get("save", "")) if final or config.get("best") else ""
-        self._scored, self.round.evaluating = set(clients), bool(clients)
+        self._scored, self._evaluating, self.round.evaluating = set(clients), config, bool(clients)
         if save:  # clients that are not evaluated have a model as well, also those with only test data
             held = self.population.num_held
             clients = sorted(self._scored | set(np.flatnonzero(self.population.sizes + held).tolist()))
@@ -265,7 +266,7 @@ class FederatedStrategy(Strategy):
         for client, reply in self._answers(replies, evaluating=True):
             self.round.hear(client, reply, self._forgetful, evaluating=True)
             try:
-                score = read_score(client, reply, self.population, self.client_class.model_names)
+                score = read_score(client, reply, self.population, self.client_class.model_names, self._evaluating)
             except ValueError as error:
                 self.round.rejected["evaluation malformed"] += 1
                 self.round.failures.append(f"client {client}, evaluation: {error}")

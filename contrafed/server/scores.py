@@ -1,7 +1,7 @@
 """Read the clients' evaluation replies, and compute a round's summaries of them."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,9 @@ class Score:
     validation: "Score | None" = None  # on its validation part, if it was asked for
 
 
-def read_score(client: int, message: Message, population: Population, model_names: Collection[str] = ()) -> Score:
+def read_score(
+    client: int, message: Message, population: Population, model_names: Collection[str], asked: Mapping[str, Any]
+) -> Score:
     """Return a client's scores.
 
     The client's model has ``accuracy`` and ``loss``, every other one ``NAME/accuracy`` and ``NAME/loss``. Other requested
@@ -42,6 +44,7 @@ def read_score(client: int, message: Message, population: Population, model_name
         message: The reply.
         population: What the server knows of the clients, such as the examples of their evaluation.
         model_names: Names of models that the method declares in addition to the client's.
+        asked: With ``metrics`` and ``validation``, what the client was asked for.
 
     Raises:
         ValueError: If a number is missing, not finite or impossible, or if a name is not declared.
@@ -49,21 +52,27 @@ def read_score(client: int, message: Message, population: Population, model_name
     found: dict[str, Any] = dict(message.content.get(codec.METRICS, {}))
     declared = {f"{model}{value}" for model in ("", *(f"{name}/" for name in model_names)) for value in (*VALUES, *FUNCTIONS)}
     checked = {key.removeprefix(VALIDATION): found.pop(key) for key in list(found) if key.startswith(VALIDATION)}
-    score = _read_part(client, found, population.num_test, declared)
-    if checked:
-        score.validation = _read_part(client, checked, population.num_validation, declared)
+    metrics = {name for name in asked.get("metrics", ()) if name in FUNCTIONS}
+    score = _read_part(client, found, population.num_test, declared, metrics)
+    if checked or asked.get("validation"):
+        score.validation = _read_part(client, checked, population.num_validation, declared, metrics)
     return score
 
 
-def _read_part(client: int, found: dict[str, Any], counts: np.ndarray | None, declared: Collection[str]) -> Score:
-    """Return a client's scores on one of its parts, which has ``counts[client]`` examples, if known. Raises ``ValueError``."""
+def _read_part(
+    client: int, found: dict[str, Any], counts: np.ndarray | None, declared: Collection[str], metrics: Collection[str]
+) -> Score:
+    """Return a client's scores on one of its parts, which has ``counts[client]`` examples, if known. Raises ``ValueError``.
+
+    A summary has a score only if all clients report it. So a client must report each of ``metrics``.
+    """
     refuse_undeclared(found, {"num-examples", *declared})
     names = {""} | {key.rpartition("/")[0] for key in found if key.endswith(tuple(f"/{value}" for value in VALUES))}
     try:
         models = {name: {v: float(found[f"{name}/{v}" if name else v]) for v in VALUES} for name in sorted(names)}
         for name, scores in models.items():
             prefix = f"{name}/" if name else ""
-            scores |= {v: float(found[f"{prefix}{v}"]) for v in FUNCTIONS if f"{prefix}{v}" in found}
+            scores |= {v: float(found[f"{prefix}{v}"]) for v in FUNCTIONS if v in metrics or f"{prefix}{v}" in found}
         count = int(found["num-examples"])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError("malformed content") from error
