@@ -192,21 +192,23 @@ def test_a_sweep_without_a_table_says_why(tmp_path, call_command):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "scored"),
+    ("overrides", "count"),
     [
-        ("strategy=fedper", False),
-        ("strategy=fedavg dataset.merge_splits=true partition.test_fraction=0", False),
-        ("strategy=fedavg eval_clients=false", True),
-        ("strategy=fedper dataset.merge_splits=true", True),
+        ("strategy=fedper", 2),
+        ("strategy=fedper dataset.merge_splits=true partition.test_fraction=0", 2),
+        ("strategy=fedper eval_clients=false", 1),
+        ("strategy=fedavg dataset.merge_splits=true partition.test_fraction=0", 2),
+        ("strategy=fedavg eval_clients=false", 0),
+        ("strategy=fedper dataset.merge_splits=true", 0),
     ],
 )
-def test_a_run_begins_and_ends_with_what_nothing_evaluates(tmp_path, capsys, expect_error, overrides, scored):
+def test_a_run_begins_and_ends_with_what_nothing_evaluates(tmp_path, capsys, expect_error, overrides, count):
     asked = ["engine=local", "num_clients=4", "num_rounds=1", "model=mlp"]
     summary = run(config_of(*asked, *overrides.split(), f"output_dir={tmp_path}/run"))
     lines = [line for line in capsys.readouterr().out.splitlines() if "evaluate" in line]
     print_summary(summary, "some/folder")
     lines += [line for line in capsys.readouterr().out.splitlines() if "evaluated" in line]
-    assert len(lines) == 2 * (not scored)
+    assert len(lines) == count
     for line in lines:
         expect_error.check(line)
     assert 0 < summary["probability_mean"] < 1  # of the default, markovian participation
