@@ -250,7 +250,7 @@ def test_a_killed_client_comes_back_with_its_memory_and_the_run_goes_on(tmp_path
     assert trained[0] == 1
     assert max(trained) == ROUNDS - away
     assert "state_lost" not in (out / "metrics.csv").read_text()
-    assert "did not count; the first: client 1" in (federation.folder / "run.log").read_text()
+    assert "rejected; the first: client 1" in (federation.folder / "run.log").read_text()
 
 
 @pytest.mark.slow

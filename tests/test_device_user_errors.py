@@ -177,7 +177,7 @@ def test_a_fault_names_the_partition_and_the_client(tmp_path, capsys, client, wh
     wire = Named(*plain(), change=answers_but(client, "2", lambda message, reply: fail(client, message, reply)))
     run_devices(tmp_path / "run", wire, "strategy=fedavg", "eval_every=10")
     said = capsys.readouterr().out
-    assert f"round 2: 1 reply did not count; the first: {who}" in said
+    assert f"round 2: 1 reply was rejected; the first: {who}" in said
     assert str(10 + client) not in re.findall(r"\d+", said.partition("the first: ")[2].splitlines()[0])
 
 

@@ -247,7 +247,7 @@ def test_a_bad_reply_costs_only_itself(tmp_path, capsys, fault):
     assert same(model, expected_without(2))
     assert rows_of(metrics, counted) == {1: 0, 2: 1, 3: 0}
     assert summary["failures"] + summary["replies_rejected"] == 1
-    assert "round 2: 1 reply did not count; the first: client 1" in capsys.readouterr().out
+    assert "round 2: 1 reply was rejected; the first: client 1" in capsys.readouterr().out
 
 
 def test_a_reply_that_says_less_of_its_training_counts_all_the_same(tmp_path):
@@ -326,7 +326,7 @@ def test_an_evaluation_that_fails_is_counted_and_the_rest_is_averaged(tmp_path, 
     spread = rows_of(metrics, "accuracy_std")
     assert spread[2] == 0 < spread[1]  # one client is left
     assert "client 1, evaluation: a score that is not finite (loss)" in (said := capsys.readouterr().out)
-    assert "round 3: 1 reply did not count; the first: client 0, evaluation: " in said
+    assert "round 3: 1 reply was rejected; the first: client 0, evaluation: " in said
 
 
 def test_a_client_that_comes_back_under_another_id_is_found_again(tmp_path):

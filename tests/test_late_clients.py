@@ -167,7 +167,7 @@ def test_work_that_arrives_after_the_last_round_is_lost(tmp_path, how):
 
 def test_a_deadline_that_nobody_meets_is_said(tmp_path, capsys):
     run_tiny(tmp_path, "clock=lognormal", "participation.deadline=1e-6", "num_rounds=1")
-    assert "no reply counted in any round: the global model is the initial one" in capsys.readouterr().out.splitlines()
+    assert "no reply was accepted in any round: the global model is the initial one" in capsys.readouterr().out.splitlines()
 
 
 def test_no_clock_leaves_no_trace(tmp_path):

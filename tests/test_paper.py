@@ -133,6 +133,20 @@ def test_the_report_has_display_names_alone(tmp_path, capsys):
     assert "files of 12 runs are in" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("seeds", "spread"),
+    [
+        ({"fedavg": (0, 1), "moon": (10, 11)}, "mean and standard deviation over 2 seeds"),
+        ({"fedavg": (0, 1, 2, 3), "moon": (10, 11)}, "mean and standard deviation over 2 to 4 seeds"),
+        ({"fedavg": (0,), "moon": (1,)}, "one seed each"),
+        ({"fedavg": (3,), "moon": (3,)}, "seed 3"),
+    ],
+)
+def test_a_caption_counts_the_seeds_of_a_cell(tmp_path, seeds, spread):
+    runs = of_runs(tmp_path, *(method(name, seed=seed) for name, several in seeds.items() for seed in several))
+    assert paper.describe_data(runs, group_runs(runs)) == f"Data: digits, 4 clients, {spread}"
+
+
 def test_a_runs_figure_has_its_title(tmp_path):
     for name, title in (("plain", ""), ("titled", "MOON on $, seed 0")):
         accuracy_figure(tmp_path / f"{name}.png", {("global", "test", "accuracy"): [(1, 0.5)]}, title=title)

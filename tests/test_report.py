@@ -274,11 +274,11 @@ def test_results_are_added_to(sweep, monkeypatch, capsys):
     assert len(names) == 8
     assert "moon-full-2" in names
     Path("results/sweep.md").write_text("# What moon does\n\nSix rounds.\n\n## Remarks\n\nIt wins.\n")
-    Path("results/README.md").write_text("# Results\n\nOne disk failed.\n")
+    Path("results/README.md").write_text("# Results\n\nOne [disk](../docs/results/sweep.md) failed.\n")
     Path("results/alone.md").write_text("# Words alone\n\nNo run.\n")
     answer(capsys, "--results")
     index, page = Path("docs/RESULTS.md").read_text(), Path("docs/results/sweep.md").read_text()
-    assert index.startswith(results_pages.HEAD + "\nOne disk failed.\n\n## Pages\n")
+    assert index.startswith(results_pages.HEAD + "\nOne [disk](results/sweep.md) failed.\n\n## Pages\n")
     assert "| [What moon does](results/sweep.md) | 8 |\n| [Words alone](results/alone.md) | |\n" in index
     assert Path("docs/results/alone.md").read_text() == "# Words alone\n\nNo run.\n"
     assert page.startswith("# What moon does\n\nSix rounds.\n\n8 runs, seed 0, 1, 2.")

@@ -6,9 +6,12 @@ import pytest
 from helpers import check_overrides, checked_jobs, config_of, read_rows, slow
 from omegaconf import OmegaConf
 
+from contrafed.config.checks import CASE_AXES
+from contrafed.config.command_line import check_arguments, read_arguments
 from contrafed.config.compose import compose_job, expand_jobs, read_grid, take_shard
 from contrafed.config.overrides import rename_arguments
 from contrafed.core import registry
+from contrafed.core.errors import UserError
 from contrafed.report.published import MEASURED_BY
 from contrafed.runs.run import run
 
@@ -71,6 +74,28 @@ def test_values_in_an_order_of_their_own_are_refused(values, expect_error):
     """Names, folders, shards and runs would each have another order."""
     with expect_error("seed"):
         expand_jobs([f"seed={values}"])
+
+
+@pytest.mark.parametrize("options", [(), ("-m",)])
+@pytest.mark.parametrize("overrides", ["experiment=fedcrl/table2 variant=xyz", "experiment=pmfl/base column=cifar10"])
+def test_an_axis_of_other_experiments_is_named(options, overrides, expect_error):
+    with expect_error(overrides.split()[1].partition("=")[0]):
+        check_arguments(read_arguments([*options, *overrides.split()]))
+
+
+def test_named_axes_are_those_of_grids():
+    grids = [read_grid(name) for name in registry.choices("experiment")]
+    assert {name for grid in grids for name, axis in grid.items() if isinstance(axis, dict)} > {*CASE_AXES}
+
+
+def test_a_choice_without_a_yaml_may_be_of_a_folder_that_was_not_named(folder):
+    fix = ". Fix: for one of your own, --config-dir=FOLDER"
+    with pytest.raises(UserError, match="unknown strategy 'anchor'") as found:
+        compose_job(["strategy=anchor"])
+    assert str(found.value).endswith(fix)
+    with pytest.raises(UserError, match="unknown strategy 'anchor'") as found:
+        compose_job(["strategy=anchor"], folder)
+    assert fix not in str(found.value)
 
 
 def test_a_choice_keeps_the_cases_that_leave_it_as_it_is(expect_error):

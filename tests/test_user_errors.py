@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from contrafed import UserError, compose, run
 from contrafed.config.run_config import resolve
 from contrafed.core import registry
+from contrafed.runs.output import print_summary
 
 QUICK_RUN = ("engine=local", "num_clients=4", "num_rounds=1", "model=mlp", "model.hidden=[8]")
 
@@ -140,13 +141,13 @@ def test_compose_and_run_take_what_they_say(expect_error):
 def test_a_run_in_which_no_reply_counts_says_so(tmp_path, capsys):
     asked = ("strategy=fedavg", "participation=full", "engine.max_norm=1e-6", f"output_dir={tmp_path}/run")
     assert run(config_of(*QUICK_RUN, *asked))["replies_rejected"] == 4
-    assert "no reply counted in any round: the global model is the initial one" in capsys.readouterr().out.splitlines()
+    assert "no reply was accepted in any round: the global model is the initial one" in capsys.readouterr().out.splitlines()
 
 
 def test_a_run_without_a_step_has_replies_that_count(tmp_path, capsys):
     asked = ("strategy=fedavg", "participation=full", "strategy.local.iterations=0", "strategy.local.epochs=null")
     assert run(config_of(*QUICK_RUN, *asked, f"output_dir={tmp_path}/run"))["replies_rejected"] == 0
-    assert "no reply counted" not in capsys.readouterr().out
+    assert "no reply was accepted" not in capsys.readouterr().out
 
 
 def test_a_second_run_says_in_which_folder_it_is(tmp_path, capsys):
@@ -191,19 +192,23 @@ def test_a_sweep_without_a_table_says_why(tmp_path, call_command):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "scored"),
+    ("overrides", "count"),
     [
-        ("strategy=fedper", False),
-        ("strategy=fedavg dataset.merge_splits=true partition.test_fraction=0", False),
-        ("strategy=fedavg eval_clients=false", True),
-        ("strategy=fedper dataset.merge_splits=true", True),
+        ("strategy=fedper", 2),
+        ("strategy=fedper dataset.merge_splits=true partition.test_fraction=0", 2),
+        ("strategy=fedper eval_clients=false", 1),
+        ("strategy=fedavg dataset.merge_splits=true partition.test_fraction=0", 2),
+        ("strategy=fedavg eval_clients=false", 0),
+        ("strategy=fedper dataset.merge_splits=true", 0),
     ],
 )
-def test_a_run_says_what_nothing_scores(tmp_path, capsys, expect_error, overrides, scored):
+def test_a_run_begins_and_ends_with_what_nothing_evaluates(tmp_path, capsys, expect_error, overrides, count):
     asked = ["engine=local", "num_clients=4", "num_rounds=1", "model=mlp"]
     summary = run(config_of(*asked, *overrides.split(), f"output_dir={tmp_path}/run"))
-    lines = [line for line in capsys.readouterr().out.splitlines() if "score" in line]
-    assert len(lines) == (not scored)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "evaluate" in line]
+    print_summary(summary, "some/folder")
+    lines += [line for line in capsys.readouterr().out.splitlines() if "evaluated" in line]
+    assert len(lines) == count
     for line in lines:
         expect_error.check(line)
     assert 0 < summary["probability_mean"] < 1  # of the default, markovian participation

@@ -1,6 +1,6 @@
 """Check names, keys and files of a configuration before any choice's code is imported."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,9 @@ GROUPS = (*TYPED_GROUPS, SERVER, *OPTIONAL_GROUPS)
 
 # Sections of an experiment's file that are not settings.
 SECTIONS = ("grid", "where", "published", "changed")
+
+# Axes of experiments' grids that are no keys of a run. Others, such as "clients", are close to a key.
+CASE_AXES = ("variant", "column", "skew", "defence", "buffer", "way", "speed")
 
 # Groups whose YAMLs set keys outside their group, by Hydra's directive.
 DIRECTIVES = {"experiment": "_global_", "scale": "_global_", SERVER: "strategy"}
@@ -75,10 +78,27 @@ def check_names(overrides: Sequence[Override], own: Path | None) -> None:
             found = str(override.input_line).partition("=")[2]
             raise UserError(f"{group.replace('/', '.')} must be one name, got {found}; choices: {', '.join(names)}")
         if name not in names:
-            raise _find_misplaced(group, str(name), own) or unknown(group.replace("/", "."), str(name), names)
+            raise _find_misplaced(group, str(name), own) or _explain_choice(group, str(name), names, own)
         file = None if own is None else own / group / f"{name}.yaml"
         if file is not None and group in TYPED_GROUPS and file.exists() and _read_name(file) != name:
             raise UserError(f"{file} must say name: {name}")
+
+
+def check_axes(overrides: Sequence[Override], axes: Collection[str], experiment: str) -> None:
+    """Raise ``UserError`` for an axis of other experiments that this one's grid does not have."""
+    for override in overrides:
+        name = override.key_or_group
+        if name in CASE_AXES and name not in axes and override.type == OverrideType.CHANGE:
+            fix = f"choose among {', '.join(axis.replace('/', '.') for axis in axes)}" if axes else f"leave {name} out"
+            raise UserError(f"{name}: experiment={experiment} has no such axis. Fix: {fix}")
+
+
+def _explain_choice(group: str, name: str, names: Collection[str], own: Path | None) -> UserError:
+    """Return the error for a choice that does not exist."""
+    error = unknown(group.replace("/", "."), name, names)
+    if own is not None or group not in (*PACKAGES, SERVER, "experiment"):
+        return error
+    return UserError(f"{error}. Fix: for one of your own, --config-dir=FOLDER", error.key)
 
 
 def _find_misplaced(group: str, name: str, own: Path | None) -> UserError | None:

@@ -132,7 +132,9 @@ class ConfigLoader(ConfigLoaderImpl):
 
     def _compose_sweep(self, parsed: list[Override]) -> DictConfig:
         """Return the settings of a sweep's sweeper and launcher. Each of its jobs is composed separately."""
-        axes = self.read_grid(conditions.find_experiment(parsed))
+        axes = self.read_grid(experiment := conditions.find_experiment(parsed))
+        if experiment is not None:
+            checks.check_axes(parsed, axes, experiment)
         lines = [str(o.input_line) for o in parsed if not o.is_sweep_override() and o.key_or_group not in axes]
         config: DictConfig = pickle.loads(_compose_sweep_cached(_Key(self), tuple(lines), stamp(self.own)))
         conditions.remove_sections(config)
@@ -147,6 +149,8 @@ class ConfigLoader(ConfigLoaderImpl):
         task = [o for o in asked if not o.is_hydra_override()]
         checks.check_names(task, self.own)
         axes = self.read_grid(experiment := conditions.find_experiment(task))
+        if experiment is not None:
+            checks.check_axes(task, axes, experiment)
         cases, task = conditions.take_cases(task, axes, experiment)
         checks.check_names(task, self.own)
         choosing = [o for o in task if o.key_or_group in checks.GROUPS]

@@ -49,7 +49,7 @@ def write_paper(runs: Sequence[FinishedRun], folder: Path, width: float, baselin
     found = [group for group in group_runs(runs) if group.until is None]
     if not found:
         raise UserError("--paper: no run has finished. Fix: finish one, or leave --paper out")
-    about, captions = describe_data(runs), dict[str, str]()
+    about, captions = describe_data(runs, found), dict[str, str]()
     files = list[Path]()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -75,12 +75,15 @@ def write_paper(runs: Sequence[FinishedRun], folder: Path, width: float, baselin
     return files
 
 
-def describe_data(runs: Sequence[FinishedRun]) -> str:
-    """Return what all runs have in common, for captions: data set, number of clients, seeds."""
+def describe_data(runs: Sequence[FinishedRun], found: Sequence[Group]) -> str:
+    """Return what all runs have in common, for captions: data set, number of clients, and seeds of a group."""
     sets = dict.fromkeys(name_value("dataset.name", str(run.config["dataset"]["name"])) for run in runs)
     clients = sorted({int(run.config["num_clients"]) for run in runs})
-    seeds = sorted({int(run.config["seed"]) for run in runs})
-    spread = f"mean and standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
+    seeds, counts = {int(run.config["seed"]) for run in runs}, [len(group.runs) for group in found]
+    fewest, most = min(counts), max(counts)
+    spread = f"mean and standard deviation over {most if fewest == most else f'{fewest} to {most}'} seeds"
+    if most == 1:
+        spread = f"seed {seeds.pop()}" if len(seeds) == 1 else "one seed each"
     small = {f"scale={run.config['scale']}" for run in runs if run.config.get("scale")}
     small |= {f"{run.summary['stand_in']} images" for run in runs if run.summary.get("stand_in")}
     return ", ".join([f"Data: {' and '.join(sets)}, {' or '.join(map(str, clients))} clients", spread, *sorted(small)])

@@ -85,7 +85,8 @@ def write_results_pages(home: Path) -> list[Path]:
             title, text = _split_title(path)
             files.append(_write_page(below / path.name, title, text))
             listed.append(f"| [{title}](results/{path.name}) | |")
-        summary = _split_title(common)[1] if common.exists() else ""
+        # Its links start in results/, those of docs/RESULTS.md in docs/.
+        summary = _split_title(common)[1].replace("](../docs/", "](") if common.exists() else ""
         if findings := claims.find_claims(folder):
             summary = f"## Claims of the papers\n\n{claims.build_claims_table(findings).markdown}{CLAIMS}\n{summary}"
         if (overview := build_overview(stored)).rows:

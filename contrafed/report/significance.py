@@ -35,8 +35,8 @@ cell has.
 """
 DIFFERENCES = """
 Paired differences of equal seeds, in points. p: paired t test, corrected by Holm for the number of rows. Seeds for one point:
-how many seeds find a true difference of one point with probability 0.8 at level 0.05, as estimated from these pairs. Two or
-more equal differences have no interval and no p.
+how many seeds find a true difference of one point with probability 0.8 at level 0.05, as estimated from these pairs. If all
+differences are 0, the interval is 0 to 0 and p is 1. If they are equal but not 0, there is no interval and no p.
 """
 RANKS = """
 Rank 1 is the best. Friedman's test asks whether any method differs. Two methods differ if their mean ranks are further apart

@@ -18,9 +18,10 @@ from contrafed.report.statistics import first_at, over_seeds
 MIB = 2**20
 # Below a table of runs.
 READ = """
-Means ± sample standard deviations over seeds; scores in percent. FedAvg's last is that of the row's own setting, to which
-what an experiment sets for single methods does not belong. Rounds and MiB to an accuracy: of the seeds that reach it, how many
-where not all do, "-" where none does.
+Numbers are mean ± sample standard deviation over seeds, accuracies in percent. *FedAvg's last* is FedAvg's last accuracy in
+the same setting. Keys that an experiment sets for single methods do not belong to the setting. *Rounds to* and *MiB to* are
+means over the seeds that reach this accuracy. If some seeds do not, the number of those that do is in brackets. "-": no seed
+reaches it.
 """
 
 

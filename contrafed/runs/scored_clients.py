@@ -18,6 +18,7 @@ class ScoredClients:
     clients: list[int]  # partition ids
     on_validation: bool  # whether they also evaluate on their validation parts
     notice: str  # a line about models that nothing evaluates, empty if all are evaluated
+    lack: str  # what these models lack, with a fix, empty if all are evaluated
 
 
 def choose_scored_clients(run: Run, strategy: FederatedStrategy, members: Members) -> ScoredClients:
@@ -46,18 +47,22 @@ def choose_scored_clients(run: Run, strategy: FederatedStrategy, members: Member
         "early_stop": alone and run.early_stop is not None,
         "target_accuracy": alone and run.target_accuracy is not None,
     }
-    fix = "dataset.merge_splits=true gives each one"
+    without = "no client has test examples of its own"
+    fix = "Fix: dataset.merge_splits=true"
+    if partition.config.test_fraction == 0:
+        fix = "Fix: set partition.test_fraction above 0"
     if hasattr(partition.module, "lazy"):
-        fix = f"partition={partition.name} gives none"
+        fix = f"Fix: choose another partition than {partition.name}"
     if wanted and not found and (need := next((key for key, is_so in needs.items() if is_so), None)) is not None:
-        raise UserError(f"{need}: no client has a test part of its own; {fix}")
+        raise UserError(f"{need}: {without}. {fix}")
     if wanted and held_out and not set(held_out) & set(found):
-        raise UserError(f"held_out_clients: none of them has a test part of its own; {fix}")
+        raise UserError(f"held_out_clients: none of them has test examples of its own. {fix}")
     if wanted and found:
-        return ScoredClients(found, on_validation, "")
-    notice = ""
+        return ScoredClients(found, on_validation, "", "")
+    notice, lack = "", ""
     if wanted:
-        notice = f"no client has a test part of its own to score its model on; {fix}"
+        notice, lack = f"{without}, so the clients evaluate nothing. {fix}", f"{without}. {fix}"
     elif not len(test_examples(members.federation, run.num_trained)):
-        notice = "the server has no test images, so the global model is not scored"
-    return ScoredClients([], False, notice)
+        lack = "the server has no test examples"
+        notice = f"{lack}, so the global model is not evaluated"
+    return ScoredClients([], False, notice, lack)

@@ -65,6 +65,7 @@ class Selection:
             reason = "eval_clients=false leaves no model to score" if alone else f"there are no {self.split} images"
             raise UserError(f"{ending}: {reason}, so there is no accuracy to look at")
         self.stopping = Stopping(run.early_stop, run.target_accuracy, self.split)
+        self.lack = "eval_clients=false" if alone and run.eval_clients is False else scored.lack
         self.notice = warn_of_test_data(ending) if ending and self.split == "test" else ""
         self.best_round: int | None = None
         self.best_model: Tensors | None = None  # what best.safetensors holds, for checkpoints alone
@@ -124,6 +125,8 @@ class Selection:
     def about(self) -> dict[str, Any]:
         """Return the summary's entries about the selection, about an early end and about the target."""
         found: dict[str, Any] = {"select_on": self.split, "best_round": self.best_round}
+        if self.lack:
+            found["not_evaluated"] = self.lack
         if self.stopping.stopped is not None:
             found["stopped_by"] = self.stopping.stopped
         return found

@@ -207,7 +207,7 @@ class Session:
         if self.rounds and not log.participants:
             progress.note("no client took part in any round: look at participation, and at partition.on_small=drop")
         elif (log.uncounted or self.strategy.time) and not self.recorder.has_trained:
-            progress.note("no reply counted in any round: the global model is the initial one")
+            progress.note("no reply was accepted in any round: the global model is the initial one")
         elif log.participants < log.rounds:
             mean = log.participants / log.rounds
             progress.note(f"{mean:.1f} clients took part in a round, on average: so few clients may want participation=full")

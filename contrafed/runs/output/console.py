@@ -183,7 +183,10 @@ def print_summary(summary: Mapping[str, Any], folder: str) -> None:
         lines.append(
             f"personal accuracy: {mean} of the images that clients scored (+- {spread} over these clients), best {best}"
         )
-    if summary.get("accuracy_final") is not None or not lines:  # a method with personal models has no global one to evaluate
+    if not any("accuracy" in key and value is not None for key, value in summary.items() if key != "target_accuracy"):
+        reason = summary.get("not_evaluated")
+        lines.append("nothing was evaluated" + (f": {reason}" if reason else ""))
+    elif summary.get("accuracy_final") is not None or not lines:  # some methods with personal models have no global one
         lines.append(
             f"accuracy: final {percent('accuracy_final')}, best {percent('accuracy_best')}, "
             f"mean of the best five {percent('accuracy_top5_mean')}"

@@ -126,8 +126,8 @@ class RoundLog:
         if done.failures and (self.every_failure or not self.first_failure):
             first = self._add_name(done.failures[0])
             self.first_failure = self.first_failure or first
-            replies = format_count(len(done.failures), "reply", "replies")
-            self.progress.note(f"round {t}: {replies} did not count; the first: {first}")
+            rejected = format_count(len(done.failures), "reply was", "replies were")
+            self.progress.note(f"round {t}: {rejected} rejected; the first: {first}")
 
     def _add_name(self, line: str) -> str:
         """Return a line about a client with the client's name after its number, if it has one."""
