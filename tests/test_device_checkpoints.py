@@ -163,7 +163,7 @@ def test_a_client_that_cannot_go_back_says_so_and_begins_anew(tmp_path, capsys, 
     assert summary["failures"] == 0
 
 
-def test_a_resumed_run_refuses_a_device_whose_own_images_changed(tmp_path):
+def test_a_resumed_run_refuses_a_device_whose_own_images_changed(tmp_path, expect_error):
     """The labels and their counts are the same."""
     rng = np.random.default_rng(0)
     for k in range(3):
@@ -181,9 +181,8 @@ def test_a_resumed_run_refuses_a_device_whose_own_images_changed(tmp_path):
     with pytest.raises(Stopped):
         attempt(RUN, change=stop_in(4))
     np.savez(tmp_path / "1.npz", x=255 - before["x"], y=before["y"])
-    with pytest.raises(UserError, match="client of partition 1 cannot take part: --node-config data: it changed") as caught:
+    with expect_error():
         attempt(SECOND_RUN_ID, "resume=latest")
-    assert "\n" not in str(caught.value)
     np.savez(tmp_path / "1.npz", **before)
     attempt(SECOND_RUN_ID, "resume=latest")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
