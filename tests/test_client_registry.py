@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from helpers import config_of, same
 from messages import ROOT
 from PIL import Image
@@ -72,11 +74,6 @@ def test_a_client_that_does_not_answer_is_missing(tmp_path):
 
 
 def test_a_client_whose_data_set_is_not_the_servers_is_refused(tmp_path):
-    def count_one_more(message, reply):
-        counts = list(reply.content[codec.METRICS]["class-counts"])
-        reply.content[codec.METRICS]["class-counts"] = [counts[0] + 1, *counts[1:]]
-        return reply
-
     with pytest.raises(UserError, match=r"client of partition 2 holds other examples than the partition deals to it"):
         run_devices(tmp_path / "run", Wire(*plain(), change=answers_but(2, None, count_one_more, "query")), "strategy=fedavg")
 
@@ -269,13 +266,18 @@ def test_another_key_does_not_get_the_partition_of_a_client_that_is_away(tmp_pat
     assert rows_of(metrics, "failures")[3] == (1 if keys else 0)
 
 
-def register(*keys, own=None):
-    """Ask three clients for their partitions, and return what a checkpoint keeps of the grid."""
+def register_on(wire, own=None, patience=5.0):
+    """Ask the three clients of ``wire`` for their partitions, and return the grid."""
     run = compose_deployed_run(" ".join([*SMALL_RUN, "strategy=fedavg"]))
-    grid = DeviceGrid(Wire(*plain(), keys=keys), RUN, 5.0)
+    grid = DeviceGrid(wire, RUN, patience)
     grid.begin(False, own or {})
     grid.members(run.client, load_federation(run.client), {})
-    return json.loads(json.dumps(grid.own(1)))
+    return grid
+
+
+def register(*keys, own=None):
+    """Ask three clients for their partitions, and return what a checkpoint keeps of the grid."""
+    return json.loads(json.dumps(register_on(Wire(*plain(), keys=keys), own).own(1)))
 
 
 @pytest.fixture
@@ -312,3 +314,64 @@ def test_a_checkpoint_without_keys_binds_those_that_come(earlier_state):
 def test_a_grid_that_does_not_say_whether_there_are_keys_is_refused():
     with pytest.raises(UserError, match="SuperNodes have keys"):
         demands_keys(SimpleNamespace())
+
+
+def refuse(message, reply):
+    """Return what a device with a full disk answers."""
+    return Message(RecordDict({codec.CONFIG: ConfigRecord({"refused": "no space left on device"})}), reply_to=message)
+
+
+def end_by_signal(message, reply):
+    return Message(Error(ErrorCode.CLIENT_APP_CRASHED, "ClientApp exited with code -9"), reply_to=message)
+
+
+def count_one_more(message, reply):
+    counts = list(reply.content[codec.METRICS]["class-counts"])
+    reply.content[codec.METRICS]["class-counts"] = [counts[0] + 1, *counts[1:]]
+    return reply
+
+
+def client_comes_back(tmp_path, monkeypatch, fault):
+    """Register three clients. Client 1 goes, and client 3, which takes its place, has a fault in its first answer."""
+    monkeypatch.chdir(tmp_path)
+    faults, wire = [fault], Wire(*plain(), {"partition-id": 1}, offline={3})
+    grid = register_on(wire)
+    wire.change = lambda k, message, reply: faults.pop()(message, reply) if k == 3 and faults else reply
+    wire.offline = {1}
+    assert len(grid.newcomers()) == 1
+    assert not faults
+    return grid, wire
+
+
+@pytest.mark.parametrize("fault", [refuse, end_by_signal])
+def test_a_device_with_a_passing_fault_is_asked_again(tmp_path, monkeypatch, fault):
+    grid, _ = client_comes_back(tmp_path, monkeypatch, fault)
+    assert grid.newcomers() == ["client of partition 1 is back, under another id"]
+
+
+def test_a_device_that_was_away_is_asked_again(tmp_path, monkeypatch):
+    """It had other data, and was restarted with the right ones. Its key gives it the same id."""
+    grid, wire = client_comes_back(tmp_path, monkeypatch, count_one_more)
+    assert [grid.newcomers() for _ in range(5)] == [[]] * 5
+    wire.offline = {1, 3}
+    assert grid.newcomers() == []
+    wire.offline = {1}
+    assert grid.newcomers() == ["client of partition 1 is back, under another id"]
+    asked = len(wire.log)
+    wire.offline = {1, 3}
+    assert grid.newcomers() == []
+    wire.offline = {1}
+    assert grid.newcomers() == []  # it has its partition already
+    assert len(wire.log) == asked
+
+
+def test_a_device_that_disconnects_before_its_key_is_read_is_not_bound_without_one(tmp_path, monkeypatch, earlier_state):
+    wire = Wire(*plain(), keys=KEYS[:3])
+    get_nodes, calls = wire.get_nodes, []
+
+    def without_client_1():
+        calls.append(1)
+        return [node for node in get_nodes() if len(calls) > 1 or node.node_id != 11]
+
+    wire.get_nodes = without_client_1
+    assert sorted(register_on(wire).own(1)["clients"]) == sorted(earlier_state["clients"])

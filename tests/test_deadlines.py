@@ -1,14 +1,17 @@
 """A reply that never arrives counts as failed, also without a time limit. The clock is simulated."""
 
 import json
+import time
 
 import pytest
 from flwr.app import Message, RecordDict
 from helpers import same
 from safetensors.torch import load_file
+from test_client_registry import register_on
 from test_devices import expected_without
 from wire import RUN, SMALL_RUN, Wire, answers_but, plain, rows_of
 
+from contrafed.core.errors import UserError
 from contrafed.engines import client_registry, device_grid, flower
 from contrafed.engines.deadlines import MAX_QUERY_SECONDS, MAX_REPLY_SECONDS
 from contrafed.engines.device_grid import DeviceGrid
@@ -102,3 +105,27 @@ def test_a_client_whose_answer_is_lost_is_asked_again(tmp_path, clock, grid):
     assert MAX_QUERY_SECONDS <= clock.now - begin < MAX_QUERY_SECONDS + 2 * POLL_SECONDS
     assert same(model, expected_without())
     assert summary["failures"] == 0
+
+
+def test_a_silent_device_does_not_hide_those_that_connect_later(tmp_path, monkeypatch, quick_devices):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(client_registry, "LOOK_SECONDS", 0.05)
+    wire = Wire(*plain(), offline={1, 2})
+
+    def connect(k, message, reply):
+        wire.offline = set()
+        return None if k == 0 else reply
+
+    wire.change = connect
+    with pytest.raises(UserError, match="2 of 3 clients are here; missing: partition 0"):
+        register_on(wire, patience=1.0)
+
+
+def test_a_slow_answer_counts_and_is_asked_for_once(tmp_path, monkeypatch, quick_devices):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(client_registry, "LOOK_SECONDS", 0.05)
+    wire, began = Wire(*plain()), time.monotonic()
+    pull = wire.pull_messages
+    wire.pull_messages = lambda ids: pull(ids) if time.monotonic() > began + 0.5 else []
+    register_on(wire)
+    assert sorted(k for k, kind, _ in wire.log if kind == "query") == [0, 1, 2]

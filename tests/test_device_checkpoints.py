@@ -5,6 +5,7 @@ import os
 import shutil
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
@@ -15,8 +16,12 @@ from wire import RUN, SMALL_RUN, Wire, answers_but, plain, rows_of, run_devices
 
 from contrafed.client_app.files import ClientStateError, Moment, StateDir
 from contrafed.core.errors import UserError
+from contrafed.engines.device_grid import DeviceGrid
 from contrafed.runs import checkpoint
 from contrafed.runs.run import run
+from contrafed.runs.server_app import serve
+from contrafed.runs.setup import compose_deployed_run
+from contrafed.training.workspace import uninstall
 
 pytestmark = pytest.mark.usefixtures("quick_devices")
 
@@ -137,6 +142,16 @@ def test_a_lost_memory_is_told_also_where_the_reply_does_not_count(tmp_path, cap
     assert "round 3: client 1 begins with an empty client state: " in capsys.readouterr().out
 
 
+def test_a_damaged_newer_file_does_not_hide_the_one_that_a_resumed_run_needs(tmp_path, whole):
+    """Client 1 had trained after the checkpoint. The resumed run goes back to the file of the checkpoint."""
+    run_until_stopped(tmp_path, "strategy=pmfl")
+    path = tmp_path / "state1" / "client_state" / f"{RUN}-1.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+    model, metrics, *_ = go_on(tmp_path, "strategy=pmfl")
+    assert same(model, whole("pmfl")[0])
+    assert metrics == whole("pmfl")[1]
+
+
 @pytest.mark.parametrize("damage", [remove_state, slow(without_kept), damaged_kept, slow(of_long_ago)])
 def test_a_client_that_cannot_go_back_says_so_and_begins_anew(tmp_path, capsys, damage):
     run_until_stopped(tmp_path, "strategy=pmfl")
@@ -146,6 +161,31 @@ def test_a_client_that_cannot_go_back_says_so_and_begins_anew(tmp_path, capsys, 
     assert "round 3: client 1 begins with an empty client state: " in capsys.readouterr().out
     assert [int(memory_of(tmp_path, k)["participations"]) for k in range(3)] == [5, 3, 5]
     assert summary["failures"] == 0
+
+
+def test_a_resumed_run_refuses_a_device_whose_own_images_changed(tmp_path, expect_error):
+    """The labels and their counts are the same."""
+    rng = np.random.default_rng(0)
+    for k in range(3):
+        np.savez(tmp_path / f"{k}.npz", x=rng.integers(0, 256, (40, 8, 8), np.uint8), y=np.arange(40) % 10)
+    before = np.load(tmp_path / "1.npz")
+    small = [o for o in SMALL_RUN if not o.startswith("partition.")]
+    own = [*small, *LONG_RUN, "strategy=fedavg", "partition=own", "dataset=own", "dataset.height=8", "dataset.width=8"]
+    overrides = " ".join([*own, "dataset.num_classes=10", f"output_dir={tmp_path}/run"])
+
+    def attempt(run_id, *resume, change=None):
+        uninstall()  # a device loads its data anew for every message
+        wire = clients(tmp_path, run_id, change, data=f"{tmp_path}/{{k}}.npz")
+        serve(DeviceGrid(wire, run_id, 5.0), compose_deployed_run(" ".join([overrides, *resume])))
+
+    with pytest.raises(Stopped):
+        attempt(RUN, change=stop_in(4))
+    np.savez(tmp_path / "1.npz", x=255 - before["x"], y=before["y"])
+    with expect_error():
+        attempt(SECOND_RUN_ID, "resume=latest")
+    np.savez(tmp_path / "1.npz", **before)
+    attempt(SECOND_RUN_ID, "resume=latest")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
 
 
 def test_another_run_on_the_same_devices_leaves_their_state(tmp_path):

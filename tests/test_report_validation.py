@@ -141,18 +141,24 @@ class Answering:
     def get_names(self):
         return {}
 
-    def send_and_receive(self, messages, timeout=None):
+    def send(self, messages, timeout):
         for message in messages:
             message.metadata.__dict__["_message_id"] = message.object_id
-            k = self.partitions[message.metadata.dst_node_id]
-            partition = self.federation.partition
-            metrics = {
-                "partition-id": k,
-                "class-counts": partition.class_counts()[k].tolist(),
-                "num-test-examples": len(partition.test(k)),
-            }
-            about = ConfigRecord({"own-data": False, "classes": []})
-            yield Message(RecordDict({codec.METRICS: MetricRecord(metrics), codec.CONFIG: about}), reply_to=message)
+        return {message.metadata.message_id: message for message in messages}, []
+
+    def receive(self, waiting, ends):
+        return [self.reply(waiting.pop(identifier)) for identifier in list(waiting)]
+
+    def reply(self, message):
+        k = self.partitions[message.metadata.dst_node_id]
+        partition = self.federation.partition
+        metrics = {
+            "partition-id": k,
+            "class-counts": partition.class_counts()[k].tolist(),
+            "num-test-examples": len(partition.test(k)),
+        }
+        about = ConfigRecord({"own-data": False, "classes": []})
+        return Message(RecordDict({codec.METRICS: MetricRecord(metrics), codec.CONFIG: about}), reply_to=message)
 
 
 def test_a_client_has_its_partition_back_from_one_that_stood_in_for_it():

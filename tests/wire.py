@@ -29,9 +29,14 @@ SMALL_RUN = (
 contrafed.engines.device_grid.demands_keys = lambda grid: bool(getattr(grid, "keys", ()))
 
 
-def over_the_wire(message, pull=lambda content: SimpleNamespace(object_content=content)):
+def pull_object(request):
+    return SimpleNamespace(object_found=True, object_available=True, object_content=request.content)
+
+
+def over_the_wire(message, pull=pull_object):
     """Return the message as its receiver gets it, after Flower's serialisation of each part."""
-    parts = {i: pull(part.deflate()).object_content for i, part in get_all_nested_objects(message).items()}
+    parts = {i: SimpleNamespace(object_id=i, content=part.deflate()) for i, part in get_all_nested_objects(message).items()}
+    parts = {i: pull(part).object_content for i, part in parts.items()}
     found = inflate_object_from_contents(message.object_id, parts)
     found.metadata.__dict__["_message_id"] = message.object_id
     return found
@@ -50,7 +55,7 @@ class Wire:
         self.contexts = [Context(run_id, 10 + k, c, RecordDict(), {}) for k, c in enumerate(configs)]
         self.change, self.offline = change or (lambda k, message, reply: reply), set(offline)
         self.replies, self.log = {}, []
-        self._runtime_client = SimpleNamespace(PullObject=lambda content: SimpleNamespace(object_content=content))
+        self._runtime_client = SimpleNamespace(PullMessages=None, PullObject=pull_object, ConfirmMessageReceived=None)
 
     def get_node_ids(self):
         return [c.node_id for c in self.contexts if c.node_id - 10 not in self.offline]

@@ -29,6 +29,7 @@ from contrafed.client_app.message_checks import (
 from contrafed.core import codec
 from contrafed.core.client_run import ClientRun
 from contrafed.core.errors import UserError, unknown
+from contrafed.data.fingerprint import fingerprint_images
 from contrafed.data.own import class_names
 from contrafed.training.base import Client, Evaluation, Tensors, Update
 from contrafed.training.workspace import Workspace, workspace_for
@@ -97,6 +98,8 @@ def query(message: Message, context: Context) -> Message:
         state = _state(context, workspace, run)
         if state is not None:
             state.open()
+            if now.checkpoint is not None and own_data(context) is not None:
+                state.check_data(fingerprint_images(workspace.federation.data))
         elif now.checkpoint is not None and workspace.client_class.has_client_state(workspace.model, workspace.config):
             raise UserError("checkpoint_every and resume: --node-config needs state-dir, where this client remembers")
         _resolve_personal_paths(config, context, state)

@@ -1,7 +1,8 @@
 """Keep a client's files on its own disk: its personal model, and on a device the client state between two messages.
 
 During a run a device's ``state-dir`` holds ``client_state/RUN-CLIENT.safetensors`` and ``personal/RUN/CLIENT.safetensors``. If
-the run has checkpoints it also holds ``client_state/RUN-CLIENT.kept``, the client state at the last one. RUN is a number.
+the run has checkpoints it also holds ``client_state/RUN-CLIENT.kept``, the client state at the last one, and
+``client_state/RUN-CLIENT.data``, the fingerprint of the client's own data. RUN is a number.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from contrafed.core.disk import replace
+from contrafed.core.errors import UserError
 from contrafed.core.tensors import PRIVATE, Tensors, raw, read, select_prefix, write
 
 # Client state of another run is removed after so long without a change. Runs side by side keep theirs.
@@ -103,6 +105,11 @@ class StateDir:
         """The file of the client state at the last checkpoint, once there is a newer state."""
         return self.state_file.with_suffix(".kept")
 
+    @property
+    def fingerprint_file(self) -> Path:
+        """The file of the fingerprint of the client's own data."""
+        return self.state_file.with_suffix(".data")
+
     def personal(self, run: str) -> Path:
         """Return the folder of a run's personal models."""
         return self.folder / "personal" / run
@@ -110,6 +117,23 @@ class StateDir:
     def open(self) -> None:
         """Make the folders, and remove nothing, because the run may still be refused. Raises ``OSError``."""
         self.state_file.parent.mkdir(parents=True, exist_ok=True)
+
+    def check_data(self, fingerprint: str) -> None:
+        """Keep the fingerprint of the client's own data when the run begins, and compare it when the run is resumed.
+
+        Raises:
+            OSError: If it cannot be read or written.
+            UserError: If the data have changed.
+        """
+        if not self.fingerprint_file.exists():
+            whole = self.fingerprint_file.with_suffix(".part-data")
+            whole.touch(PRIVATE)
+            whole.write_text(fingerprint, encoding="utf-8")
+            replace(whole, self.fingerprint_file)
+        elif self.fingerprint_file.read_text(encoding="utf-8") != fingerprint:
+            raise UserError(
+                "--node-config data: it changed since this run began. Fix: put the old data back, or start a new run"
+            )
 
     def remove_stale(self) -> None:
         """Remove client state of other runs that none has changed for ``STALE_SECONDS``. Raises ``OSError``."""
@@ -122,15 +146,23 @@ class StateDir:
         """Return the client state of the run at ``now``, empty if there is none.
 
         Raises:
-            ClientStateError: If a file is damaged, or if the server knows of newer client state.
+            ClientStateError: If no file fits, and one is damaged or the server knows of newer client state.
         """
+        faults = list[ClientStateError]()
         for path in (self.state_file, self.checkpoint_state_file):
-            if path.exists():
+            if not path.exists():
+                continue
+            try:
                 tensors, (sitting, server_round) = self._read(path)
-                if now.holds(sitting, server_round):
-                    if server_round < now.known:
-                        raise ClientStateError(f"{path} is of round {server_round}, not of round {now.known}")
+            except ClientStateError as error:  # the other file may be the one that a resumed run needs
+                faults.append(error)
+                continue
+            if now.holds(sitting, server_round):
+                if server_round >= now.known:
                     return tensors
+                faults.append(ClientStateError(f"{path} is of round {server_round}, not of round {now.known}"))
+        if faults:
+            raise faults[0]
         if now.known:
             raise ClientStateError(f"{self.state_file} of round {now.known} is not there")
         return {}
@@ -163,6 +195,7 @@ class StateDir:
         """Delete the client state."""
         self.state_file.unlink(missing_ok=True)
         self.checkpoint_state_file.unlink(missing_ok=True)
+        self.fingerprint_file.unlink(missing_ok=True)
 
     def _read(self, path: Path) -> tuple[Tensors, tuple[str, int]]:
         """Return the tensors in a file of client state, and the attempt and round that wrote them."""

@@ -1,6 +1,7 @@
 """Register the clients of a run. Flower's ids are random, so its clients are asked which partition each has."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ MAX_NAME_CHARACTERS = 60  # of a client's name, where it is shown
 LONGEST, MOST = 2000, 2**40
 # Seconds to wait for answers of clients that connect during a run.
 NEWCOMER_SECONDS = 60.0
+# Seconds to wait for answers before round 1 until clients that have connected meanwhile are asked too.
+LOOK_SECONDS = 5.0
 # Ids from here on stand for partitions whose client is away. Flower's are random of 64 bits, except 0 (none) and 1 (the
 # server).
 FIRST_ABSENT_ID = 2
@@ -75,8 +78,11 @@ class Asked(Protocol):
     def get_names(self) -> Mapping[int, str]:
         """Return the names of the connected clients by node id, without those that have none."""
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages and return the replies."""
+    def send(self, messages: Iterable[Message], timeout: float) -> tuple[dict[str, Message], list[Message]]:
+        """Send messages that may be answered for ``timeout`` seconds. Returns them by id, and failed replies to others."""
+
+    def receive(self, waiting: dict[str, Message], ends: float) -> list[Message]:
+        """Wait for replies until ``ends`` of ``time.monotonic``. Remove the messages that have one from ``waiting``."""
 
 
 @dataclass
@@ -186,7 +192,10 @@ class Registry:
         self.answers: dict[int, _Answer] = {}  # by partition
         self.names: dict[int, str] = {}  # by partition
         self.node_names: dict[int, str] = {}  # by node id
+        self.node_keys: dict[int, str] = {}  # by node id
         self.known: set[int] = set()  # node ids that need not be asked
+        self.asked: dict[str, tuple[int, float]] = {}  # by message id, the node id of an open query and the end of its time
+        self.waiting: dict[str, Message] = {}  # the open queries that Flower took
         self.waits: dict[int, tuple[int, int]] = {}  # for clients without a valid answer: the next query, and the waiting time
         self.looks = 0  # queries of newcomers
         self.node_ids = np.zeros(0, dtype=object)
@@ -198,7 +207,7 @@ class Registry:
         while len(self.answers) < wanted:
             online = set(self.grid.get_node_ids())
             left = MAX_QUERY_SECONDS if ends is None else max(ends - time.monotonic(), POLL_SECONDS)
-            answers, errors = self._ask(sorted(online - self.known), left)
+            answers, errors = self._ask(sorted(online - self.known), left, min(left, LOOK_SECONDS))
             if errors:
                 raise errors[0]
             for answer in answers:
@@ -211,7 +220,9 @@ class Registry:
             if len(self.answers) != shown:
                 shown = len(self.answers)
                 print(f"waiting for clients: {shown} of {wanted} are here", flush=True)
-            time.sleep(POLL_SECONDS)
+            if not self.waiting:
+                time.sleep(POLL_SECONDS)
+        self._end_queries(math.inf)
         return self._members()
 
     def export_answers(self) -> list[list[Any]]:
@@ -221,14 +232,16 @@ class Registry:
     def newcomers(self) -> list[str]:
         """Ask new clients, because one without a key returns under another id. Returns a line about each.
 
-        A client that cannot participate is ignored. One that does not answer, or that claims the partition of a connected
-        client, is asked again after one round, two, four, ...
+        A client without a valid answer, or that claims the partition of a connected client, is asked again after one round,
+        two, four, ... One that disconnected is asked when it is back.
         """
         self.looks += 1
         online = set(self.grid.get_node_ids())
+        self.known &= online | {answer.node_id for answer in self.answers.values()}
         self.waits = {node_id: wait for node_id, wait in self.waits.items() if node_id in online}
         new = sorted(node_id for node_id in online - self.known if self.waits.get(node_id, (0, 0))[0] <= self.looks)
-        answers, errors = self._ask(new, min(self.patience or NEWCOMER_SECONDS, NEWCOMER_SECONDS))
+        seconds = min(self.patience or NEWCOMER_SECONDS, NEWCOMER_SECONDS)
+        answers, errors = self._ask(new, seconds, seconds)
         lines = [str(error) for error in errors]
         for answer in answers:
             before = self.answers[answer.partition]
@@ -252,38 +265,64 @@ class Registry:
             self.waits[node_id] = self.looks + later, later
         return lines
 
-    def _ask(self, ids: list[int], timeout: float) -> tuple[list[_Answer], list[UserError]]:
-        """Return the clients' answers, and the errors of those that cannot participate."""
+    def _ask(self, ids: list[int], timeout: float, seconds: float) -> tuple[list[_Answer], list[UserError]]:
+        """Query clients, and wait for their answers and for those to open queries.
+
+        Args:
+            ids: Node ids of the clients.
+            timeout: Seconds that they have to answer.
+            seconds: Seconds to wait. Later answers come with the next call.
+
+        Returns:
+            The answers, and the errors of clients without a valid one.
+        """
         answers, errors = list[_Answer](), list[UserError]()
-        if not ids:
-            return answers, errors
-        keys = {} if self.keys is None else self.keys.read()
-        self.known |= set(ids)
-        messages = [Message(self.content, node_id, MessageType.QUERY) for node_id in ids]
-        names = self.node_names = {k: codec.words(v)[:MAX_NAME_CHARACTERS] for k, v in self.grid.get_names().items()}
-        replies = list(self.grid.send_and_receive(messages, timeout=timeout))
-        asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
+        replies = self._send(ids, timeout) if ids else []
+        if self.waiting:
+            replies += self.grid.receive(self.waiting, time.monotonic() + seconds)
         for reply in replies:
-            node_id = asked.pop(reply.metadata.reply_to_message_id, None)
+            node_id, _ = self.asked.pop(reply.metadata.reply_to_message_id, (None, 0.0))
             if node_id is None:
                 continue
+            name = self.node_names.get(node_id, "")
             if not reply.has_error():
-                classes = self.federation.data.num_classes
+                clients, classes = self.federation.num_clients, self.federation.data.num_classes
                 try:
-                    name = names.get(node_id, "")
-                    answers.append(_Answer.read(node_id, reply.content, self.federation.num_clients, classes, name))
+                    answers.append(_Answer.read(node_id, reply.content, clients, classes, name))
                 except UserError as error:
                     errors.append(error)
+                    self.known.discard(node_id)  # the fault may pass
                 else:
-                    answers[-1].key = keys.get(node_id, "")
-            elif reply.error.code == ErrorCode.NODE_UNAVAILABLE:
-                self.known.discard(node_id)  # it is asked once it is back
-            else:
+                    answers[-1].key = self.node_keys.get(node_id, "")
+                continue
+            self.known.discard(node_id)
+            if reply.error.code != ErrorCode.NODE_UNAVAILABLE:  # otherwise it is asked once it is back
                 said = codec.words(reply.error.reason)
-                who = describe(node_id, None, names.get(node_id, ""))
-                errors.append(UserError(f"{who} could not be asked for its partition: {said}"))
-        self.known -= set(asked.values())  # those that did not answer in time
+                errors.append(UserError(f"{describe(node_id, None, name)} could not be asked for its partition: {said}"))
+        self._end_queries(time.monotonic())
         return answers, errors
+
+    def _send(self, ids: list[int], timeout: float) -> list[Message]:
+        """Query clients. Returns failed replies to the queries that Flower did not take."""
+        if self.keys is not None:
+            self.node_keys |= self.keys.read()
+            ids = [node_id for node_id in ids if node_id in self.node_keys]  # the others have just disconnected
+        messages = [Message(self.content, node_id, MessageType.QUERY) for node_id in ids]
+        self.node_names = {k: codec.words(v)[:MAX_NAME_CHARACTERS] for k, v in self.grid.get_names().items()}
+        waiting, failed = self.grid.send(messages, timeout)
+        self.waiting |= waiting
+        sent = {*waiting, *(reply.metadata.reply_to_message_id for reply in failed)}
+        for message in messages:
+            if message.metadata.message_id in sent:
+                self.known.add(message.metadata.dst_node_id)
+                self.asked[message.metadata.message_id] = message.metadata.dst_node_id, time.monotonic() + timeout
+        return failed
+
+    def _end_queries(self, now: float) -> None:
+        """Forget the queries whose time is over at ``now``. Their clients may be asked again."""
+        for identifier in [identifier for identifier, (_, ends) in self.asked.items() if now >= ends]:
+            self.known.discard(self.asked.pop(identifier)[0])
+            self.waiting.pop(identifier, None)
 
     def _bind(self, answer: _Answer) -> None:
         """Bind a client's key to its partition. Raises ``UserError`` if either has another."""

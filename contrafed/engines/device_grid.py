@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -23,6 +22,7 @@ from contrafed.data.federation import Federation
 from contrafed.data.own import facts_of
 from contrafed.engines.client_registry import Members, Registry
 from contrafed.engines.deadlines import MAX_REPLY_SECONDS, failed_reply, late_reply
+from contrafed.engines.device_fetch import MAX_PAUSE_SECONDS, IncompleteReplyError, ReplyFetcher
 from contrafed.engines.device_keys import demands_keys, read_keys
 from contrafed.engines.superlink import SuperLink
 from contrafed.training.workspace import Workspace
@@ -44,7 +44,8 @@ class DeviceGrid:
         """Wrap ``grid``. ``patience``: seconds that the run waits for a client of every partition, None for ever."""
         self.grid, self.run_id, self.patience = grid, str(run_id), patience
         self.superlink = SuperLink(grid)
-        self.limit = self.left = sys.maxsize  # largest bytes of a reply, and bytes left for the current one
+        client: Any = getattr(grid, "_runtime_client", None)  # Flower's Grid has no other way to inspect incoming bytes
+        self.fetcher = None if client is None else ReplyFetcher(client)
         self.registry: Registry | None = None
         self.run, self.past = self.run_id, list[str]()
         self.checkpoint: int | None = None
@@ -58,30 +59,16 @@ class DeviceGrid:
         self.checkpoint = int(own.get("round", 0)) if checkpoints else None
 
     def limit_replies(self, size: int) -> None:
-        """Stop fetching a reply at ``size`` bytes. A client may send any number, and Flower would hold four times as many."""
-        if self.limit == sys.maxsize:
-            self._watch_fetching()
-        self.limit = size
-
-    def _watch_fetching(self) -> None:
-        client: Any = getattr(self.grid, "_runtime_client", None)  # Flower's Grid has no other way to inspect incoming bytes
-        if client is None:
+        """Stop fetching a reply at ``size`` bytes."""
+        if self.fetcher is None:
             raise UserError("this version of Flower fetches replies in another way, so that their size cannot be limited")
-        pull = client.PullObject
-
-        def pull_within_limit(request: Any) -> Any:
-            response = pull(request)
-            self.left -= len(response.object_content)
-            if self.left < 0:
-                raise ValueError(f"it has more than {self.limit} bytes")
-            return response
-
-        client.PullObject = pull_within_limit
+        self.fetcher.limit = size
 
     def members(self, run: ClientRun, federation: Federation, places: Mapping[str, str]) -> Members:
         """Ask every device for its partition, and tell it which images the run's model takes."""
         settings = replace(run, images=facts_of(federation.data)).to_json()
-        keys = partial(read_keys, self.grid) if demands_keys(self.grid) else None
+        has_keys = self.superlink.ask(lambda: demands_keys(self.grid), math.inf, False)
+        keys = self.get_keys if has_keys else None
         self.registry = Registry(self, federation, settings, places, self.patience, self.before, keys)
         return self.registry.wait()
 
@@ -138,6 +125,10 @@ class DeviceGrid:
         nodes: list[Any] = self.superlink.ask(lambda: list(get_nodes()), math.inf, [])
         return {node.node_id: node.name for node in nodes if node.name}
 
+    def get_keys(self) -> Mapping[int, str]:
+        """Return the SHA-256 of connected clients' keys by node id."""
+        return self.superlink.ask(lambda: read_keys(self.grid), math.inf, dict[int, str]())
+
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages and wait for their replies, up to ``timeout`` seconds.
 
@@ -146,22 +137,31 @@ class DeviceGrid:
         fails if it is missing after ``MAX_REPLY_SECONDS``. Flower's nightly only logs a reply that it lost. Until then a
         SuperLink that does not answer is asked again. Raises ``RunStopped`` if it is silent for too long.
         """
-        messages, partitions = list(messages), self._partitions()
-        for message in messages:
-            self._stamp(message, partitions.get(message.metadata.dst_node_id))
-            if timeout is not None:
-                message.metadata.ttl = timeout
-        ends = time.monotonic() + (MAX_REPLY_SECONDS if timeout is None else timeout)
-        # A message that is sent twice arrives once, because Flower names it by its content.
-        pushed = self.superlink.ask(lambda: list(self.grid.push_messages(messages)), ends, None) if messages else []
-        if pushed is None:
-            return []
-        waiting = {taken: message for taken, message in zip(pushed, messages, strict=False) if taken}
-        replies: list[Message] = [
-            failed_reply(message, "Flower did not take the message: the client is not registered, or the message too large")
-            for message in messages
-            if message.metadata.message_id not in waiting
-        ]
+        messages, ends = list(messages), time.monotonic() + (MAX_REPLY_SECONDS if timeout is None else timeout)
+        waiting, replies = self._push(messages, timeout, ends)
+        replies += self.receive(waiting, ends)
+        if self.fetcher is not None:
+            self.fetcher.clear()
+        if timeout is None:
+            replies += map(late_reply, waiting.values())
+        return replies
+
+    def send(self, messages: Iterable[Message], timeout: float) -> tuple[dict[str, Message], list[Message]]:
+        """Send messages that may be answered for ``timeout`` seconds.
+
+        Returns:
+            The messages that Flower took, by id, and failed replies to the others.
+        """
+        return self._push(list(messages), timeout, time.monotonic() + timeout)
+
+    def receive(self, waiting: dict[str, Message], ends: float) -> list[Message]:
+        """Wait for the replies to messages that ``send`` returned, and remove those that have one from ``waiting``.
+
+        Args:
+            waiting: Messages by id.
+            ends: A time of ``time.monotonic``.
+        """
+        replies, partitions = list[Message](), self._partitions()
         while waiting and time.monotonic() < ends:
             for identifier, message in list(waiting.items()):
                 if found := self.superlink.ask(partial(self._pull, identifier, message), ends, list[Message]()):
@@ -170,20 +170,43 @@ class DeviceGrid:
                     del waiting[identifier]
             if waiting:
                 time.sleep(POLL_SECONDS)
-        if timeout is None:
-            replies += map(late_reply, waiting.values())
         return replies
+
+    def _push(self, messages: list[Message], timeout: float | None, ends: float) -> tuple[dict[str, Message], list[Message]]:
+        partitions = self._partitions()
+        for message in messages:
+            self._stamp(message, partitions.get(message.metadata.dst_node_id))
+            if timeout is not None:
+                message.metadata.ttl = timeout
+        # A message that is sent twice arrives once, because Flower names it by its content.
+        pushed = self.superlink.ask(lambda: list(self.grid.push_messages(messages)), ends, None) if messages else []
+        if pushed is None:
+            return {}, []
+        waiting = {taken: message for taken, message in zip(pushed, messages, strict=False) if taken}
+        return waiting, [
+            failed_reply(message, "Flower did not take the message: the client is not registered, or the message too large")
+            for message in messages
+            if message.metadata.message_id not in waiting
+        ]
 
     def _pull(self, identifier: str, message: Message) -> list[Message]:
         """Return the reply to ``message`` if it is there. One that cannot be read is a failed one."""
-        self.left = self.limit
+        if self.fetcher is not None:
+            self.fetcher.open(identifier)
         try:
             # One at a time, because an unreadable reply makes all replies of the same call fail.
-            return list(self.grid.pull_messages([identifier]))
+            found = list(self.grid.pull_messages([identifier]))
         except httpx.HTTPError:
             raise
+        except IncompleteReplyError:
+            if self.fetcher is None or not self.fetcher.has_stopped(identifier):
+                return []
+            found = [failed_reply(message, f"its upload stopped {MAX_PAUSE_SECONDS:g} s ago")]
         except Exception as error:
-            return [failed_reply(message, f"its reply cannot be read ({type(error).__name__}: {error})")]
+            found = [failed_reply(message, f"its reply cannot be read ({type(error).__name__}: {error})")]
+        if found and self.fetcher is not None:
+            self.fetcher.close(identifier)
+        return found
 
     def _partitions(self) -> dict[int, int]:
         answers = {} if self.registry is None else self.registry.answers

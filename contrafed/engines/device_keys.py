@@ -23,7 +23,8 @@ def demands_keys(grid: Grid) -> bool:
     Flower tells a ServerApp no other way, so a SuperNode is registered with a new key, and removed where that succeeds.
 
     Raises:
-        UserError: If the SuperLink cannot be asked.
+        httpx.HTTPError: If the SuperLink does not answer, or answers with a passing error.
+        UserError: If the SuperLink or Flower cannot be asked in this way.
     """
     private, public = generate_key_pairs()
     try:
@@ -38,6 +39,8 @@ def demands_keys(grid: Grid) -> bool:
     except httpx.HTTPStatusError as error:
         if error.response.status_code == REGISTRATION_DISABLED:
             return True
+        if error.response.is_server_error:
+            raise
         raise UserError(f"the SuperLink does not say whether SuperNodes have keys ({error})") from error
     except AttributeError as error:
         raise UserError(f"this version of Flower does not say whether SuperNodes have keys ({error})") from error

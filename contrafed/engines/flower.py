@@ -78,10 +78,21 @@ class FlowerGrid(SimulatedGrid):
 
         Without ``timeout`` a reply fails if it is missing after ``MAX_REPLY_SECONDS``.
         """
-        messages, replies = list(messages), list[Message]()
+        waiting, _ = self.send(messages)
+        replies = self.receive(waiting, time.monotonic() + (MAX_REPLY_SECONDS if timeout is None else timeout))
+        if timeout is None:
+            replies += map(late_reply, waiting.values())
+        return replies
+
+    def send(self, messages: Iterable[Message], timeout: float = 0.0) -> tuple[dict[str, Message], list[Message]]:
+        """Send messages, and return those that Flower took, by id. There is no ``timeout``, because nothing is dropped here."""
+        messages = list(messages)
         pushed = set(self.grid.push_messages(messages))
-        waiting = {message.metadata.message_id: message for message in messages if message.metadata.message_id in pushed}
-        ends = time.monotonic() + (MAX_REPLY_SECONDS if timeout is None else timeout)
+        return {message.metadata.message_id: message for message in messages if message.metadata.message_id in pushed}, []
+
+    def receive(self, waiting: dict[str, Message], ends: float) -> list[Message]:
+        """Wait for the replies to ``waiting`` messages, until ``ends`` of ``time.monotonic``. Remove those that have one."""
+        replies = list[Message]()
         while waiting and time.monotonic() < ends:
             self._check()
             found = list(self.grid.pull_messages(waiting))
@@ -90,8 +101,6 @@ class FlowerGrid(SimulatedGrid):
                 waiting.pop(reply.metadata.reply_to_message_id, None)
             if waiting:
                 time.sleep(POLL_SECONDS)
-        if timeout is None:
-            replies += map(late_reply, waiting.values())
         return replies
 
     def members(self, run: ClientRun, federation: Federation, places: Mapping[str, str]) -> Members:
