@@ -32,9 +32,8 @@ class ReplyFetcher:
 
     def __init__(self, client: Any) -> None:
         """Fetch through ``client``, the HTTP client of Flower's Grid."""
-        self.limit = (
-            sys.maxsize
-        )  # largest bytes of a reply. A client may send any number, and Flower would hold them four times
+        # Largest bytes of a reply. A client may send any number, and Flower would hold them four times.
+        self.limit = sys.maxsize
         self.replies: dict[str, _Reply] = {}  # by the id of the message that they answer
         self.current: _Reply | None = None
         self.pull_messages, self.pull_object = client.PullMessages, client.PullObject
