@@ -94,13 +94,13 @@ def test_a_device_that_holds_other_data_than_before_does_not_go_on(tmp_path, mon
     how = ("strategy=fedavg", *own, "num_rounds=4", "checkpoint_every=2", "resume=latest")
     monkeypatch.setattr(wire, "SMALL_RUN", [override for override in wire.SMALL_RUN if not override.startswith("partition.")])
     with pytest.raises(KeyboardInterrupt):
-        run_devices(tmp_path / "run", clients(tmp_path, 1, ends, data=f"{tmp_path}/{{k}}.npz"), *how)
+        run_devices(tmp_path / "run", Wire(*plain(data=f"{tmp_path}/{{k}}.npz"), change=ends, run_id=1), *how)
     data(1, 80)
     uninstall()
     with pytest.raises(
         UserError, match=r"^client of partition 1 holds other examples than when the run began: begin a new one"
     ):
-        run_devices(tmp_path / "run", clients(tmp_path, 2, data=f"{tmp_path}/{{k}}.npz"), *how)
+        run_devices(tmp_path / "run", Wire(*plain(data=f"{tmp_path}/{{k}}.npz"), run_id=2), *how)
 
 
 def test_a_client_whose_class_folders_have_other_names_holds_other_examples():
