@@ -112,8 +112,7 @@ class FederatedStrategy(Strategy):
         self.chunks: chunks.Chunks | None = None  # of a round with a large cohort
         self._sent: list[tuple[Message, int]] = []
         self.received: dict[int, Tensors] = {}  # by partition id, the tensors that a client starts from in this round
-        self._scored: set[int] = set()  # the clients whose evaluation is used
-        self._evaluating: ConfigRecord = ConfigRecord()  # what they are asked for
+        self._scored, self._evaluating = set[int](), ConfigRecord()  # whose evaluation is used, and what they are asked for
         self._forgetful: set[int] = set()  # clients whose loss of state is already reported, and that have not trained since
         self._attributes = Attributes(self)
         self.setup()
