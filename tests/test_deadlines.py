@@ -4,7 +4,8 @@ import json
 import time
 
 import pytest
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from helpers import same
 from safetensors.torch import load_file
 from test_client_registry import register_on
@@ -105,6 +106,22 @@ def test_a_client_whose_answer_is_lost_is_asked_again(tmp_path, clock, grid):
     assert MAX_QUERY_SECONDS <= clock.now - begin < MAX_QUERY_SECONDS + 2 * POLL_SECONDS
     assert same(model, expected_without())
     assert summary["failures"] == 0
+
+
+def test_a_query_that_the_superlink_no_longer_has_is_sent_again(tmp_path, clock):
+    """The SuperLink answers for a message whose time is over that it is not available."""
+    asked = []
+
+    def lose_the_first(k, message, reply):
+        if message.metadata.message_type == "query" and k == 1:
+            asked.append(k)
+            if len(asked) == 1:
+                return Message(Error(ErrorCode.MESSAGE_UNAVAILABLE, "expired"), reply_to=message)
+        return reply
+
+    model, _, summary = run_on("devices", Wire(*plain(), change=lose_the_first), tmp_path / "run", "wait_for_clients=null")
+    assert len(asked) == 2
+    assert same(model, expected_without())
 
 
 def test_a_silent_device_does_not_hide_those_that_connect_later(tmp_path, monkeypatch, quick_devices):

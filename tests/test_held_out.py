@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from tiny import TINY_RUN
 
 from contrafed import run
+from contrafed.report.client_rows import select_rows
 from contrafed.report.runs import read
 from contrafed.server.round_log import Population
 from contrafed.server.scores import Score, summaries
@@ -113,6 +114,10 @@ def test_scores_of_attackers_are_apart(tmp_path):
     assert done.points("personal", "test", "accuracy_mean") == [(1, pytest.approx(np.mean([*last.values()])))]
     assert done.last_of_clients("accuracy").keys() == last.keys()
     assert "personal_attackers_accuracy_mean" in done.summary
+    rows = done.clients[done.clients["client"] == 1]
+    attack = {"fraction": 0.5, "clients": [1]}
+    assert select_rows(rows, {"num_clients": 6, "seed": 0, "attack": attack}, "accuracy").empty
+    assert len(select_rows(rows, {"num_clients": 2, "seed": 0, "attack": attack | {"clients": [0, 1]}}, "accuracy")) > 0
 
 
 def test_classes_on_held_out_clients_alone_are_told(tmp_path, capsys):

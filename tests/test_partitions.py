@@ -79,6 +79,13 @@ def test_the_central_test_split_is_dealt_to_its_owners(expect_error):
     for client in range(20):
         assert np.unique(owner[part.test(client)]).tolist() == np.unique(owner[part.train(client)]).tolist()
         assert len(part.test(client)) == 20
+    few = np.concatenate([np.zeros(3), np.repeat(np.arange(1, 20), 40), np.repeat(np.arange(20), 5)]).astype(int)
+    for on_small, tested in (("move", 5), ("drop", 0)):  # the client of owner 0 gets examples of others, or none
+        part = make(
+            "natural", data=data_of(len(few), test=100, owner=few), deal_test=True, on_small=on_small, min_client_size=9
+        )
+        sizes = {few[part.test(client)[0]]: len(part.test(client)) for client in range(20) if len(part.test(client))}
+        assert (sizes.get(0, 0), len(sizes)) == (tested, 19 + bool(tested))
     with expect_error("partition.deal_test"):
         make("natural", data=data_of(test=500, owner=np.where(np.arange(2000) < 1500, owner, 99)), deal_test=True)
 

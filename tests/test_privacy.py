@@ -28,10 +28,11 @@ from contrafed.engines.worker import FIRST_NODE_ID
 from contrafed.runs.output import print_summary
 from contrafed.runs.run import run
 from contrafed.runs.setup import compose_deployed_run
+from contrafed.server import privacy
 from contrafed.server.accountant import SEED_IS_SECRET, Budget
 from contrafed.server.base import FederatedStrategy
 from contrafed.server.norm_limit import DEFAULT_RATIO
-from contrafed.server.privacy import PrivateReplies
+from contrafed.server.privacy import PrivateReplies, complete_cohort
 from contrafed.server.replies import Replies, Reply
 from contrafed.training.base import Client
 from contrafed.training.privacy import PUBLIC_TENSOR, made_private
@@ -333,12 +334,21 @@ def test_noise_is_the_operating_systems_unless_the_seed_is_asked_for(tmp_path, c
         assert SEED_IS_SECRET in capsys.readouterr().out
 
 
-def test_a_late_client_counts_as_zeros(tmp_path):
+@pytest.mark.parametrize("method", ["fedavg", "fedcrl"])
+def test_a_late_client_counts_as_zeros(tmp_path, monkeypatch, method):
     """With stops at the deadline the late clients are not asked, so they have received nothing here."""
+    cohorts = []
+
+    def complete(strategy, replies):
+        cohorts.append(({reply.client for reply in replies}, complete_cohort(strategy, replies)))
+        return cohorts[-1][1]
+
+    monkeypatch.setattr(privacy, "complete_cohort", complete)
     private = (*TINY_RUN, "engine=local", "num_rounds=2", "participation=full", "privacy=central", "privacy.seeded_noise=true")
     late = ("clock=lognormal", "clock.step_sigma=1.5", "participation.deadline=q0.5")
-    for method in ("fedavg", "fedcrl"):
-        folder = tmp_path / method
-        summary = run(config_of(*private, *late, f"strategy={method}", f"output_dir={folder}"))
-        assert summary["lost_seconds"] > 0
-        assert summary["status"] == "finished"
+    run(config_of(*private, *late, f"strategy={method}", f"output_dir={tmp_path}"))
+    for answered, cohort in cohorts:
+        assert 0 < len(answered) < len(cohort) == 6
+        for reply in cohort:
+            assert any(bool(value.any()) for value in reply.get_tensors("delta").values()) == (reply.client in answered)
+            assert reply.received.keys() == cohort[0].received.keys() != set()

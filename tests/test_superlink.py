@@ -308,3 +308,27 @@ def test_a_passing_error_is_not_an_answer_about_keys(monkeypatch):
         monkeypatch.setattr(device_keys.FleetHttpClient, "RegisterNode", register)
         with pytest.raises(kind):
             device_keys.demands_keys(grid)
+
+
+def test_a_piece_that_two_attempts_fetch_counts_once():
+    """Flower's threads of an earlier attempt go on after it has ended."""
+    fetcher = device_fetch.ReplyFetcher(
+        SimpleNamespace(
+            PullMessages=lambda request: SimpleNamespace(messages_list=[1]),
+            PullObject=lambda request: pull_twice(request),
+            ConfirmMessageReceived=lambda request: None,
+        )
+    )
+    fetcher.limit, inner = 15, []
+
+    def pull_twice(request):
+        if not inner:
+            inner.append(None)
+            fetcher._pull_object(request)
+        return SimpleNamespace(object_found=True, object_available=True, object_content=b"0123456789")
+
+    fetcher.open("m")
+    assert fetcher._pull_object(SimpleNamespace(object_id="a")).object_content == b"0123456789"
+    assert fetcher.replies["m"].size == 10
+    with pytest.raises(ValueError, match="more than 15 bytes"):
+        fetcher._pull_object(SimpleNamespace(object_id="b"))

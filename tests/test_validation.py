@@ -5,14 +5,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers import config_of, same, sized_workspace
+from helpers import config_of, read_rows, same, sized_workspace
 from hydra.types import RunMode
 from reported import write_run
 from safetensors import safe_open
 from safetensors.torch import load_file
 from test_loaded import load, write_images
 from test_stopping import NO_LEARNING, SIX_ROUNDS, accuracies, metrics
-from tiny import tiny_workspace
+from tiny import TINY_RUN, tiny_workspace
 
 from contrafed.data.label_flip import flip_labels
 from contrafed.data.loaded import describe_loaded
@@ -206,3 +206,18 @@ def test_held_out_clients_select_nothing(tmp_path):
     names = {row["metric"] for row in metrics(tmp_path / "run") if row["split"] == "validation"}
     assert {"accuracy", "held_out/accuracy"} <= names
     assert summary["best_round"] is not None
+
+
+def test_a_client_without_validation_examples_reports_no_metric_and_counts_all_the_same(tmp_path):
+    small = ("num_clients=60", "partition.alpha=0.1", "partition.validation_fraction=0.03", "metrics=[accuracy,macro_f1]")
+    how = (*TINY_RUN, *small, "engine=local", "strategy=fedper", "num_rounds=1", "dataset.merge_splits=true")
+    found = {}
+    for size in (1, 60):
+        found[size] = run(config_of(*how, f"engine.stack_size={size}", f"output_dir={tmp_path / str(size)}"))
+        rows = read_rows(tmp_path / str(size) / "clients.csv")
+        clients, checked = (
+            {row["client"] for row in rows if row["metric"] == name} for name in ("accuracy", "validation_accuracy")
+        )
+        assert (len(clients), found[size]["replies_rejected"]) == (60, 0)
+        assert 0 < len(checked) < 60
+    assert found[1]["personal_accuracy_mean"] == pytest.approx(found[60]["personal_accuracy_mean"], abs=0.02)

@@ -137,6 +137,8 @@ class StateDir:
 
     def remove_stale(self) -> None:
         """Remove client state of other runs that none has changed for ``STALE_SECONDS``. Raises ``OSError``."""
+        if self.fingerprint_file.exists():
+            self.fingerprint_file.touch()  # so that no other run removes it
         for path in self.state_file.parent.glob("*"):
             with contextlib.suppress(FileNotFoundError):  # another run's process removed it
                 if not path.name.startswith(f"{self.run}-") and time.time() - path.stat().st_mtime > STALE_SECONDS:

@@ -201,7 +201,7 @@ def make_partition(choice: Choice, data: ImageData, num_clients: int, seed: int,
     parts = [pool[part] for part in enough]
     rng = generator(seed, f"partition {drawn_as} test")
     if config.deal_test:
-        train, test = parts, _deal_by_owner(parts, data) if owned else _deal_by_class(parts, data, rng)
+        train, test = parts, _deal_by_owner(best, parts, data) if owned else _deal_by_class(parts, data, rng)
     else:
         train, test = _hold_out(parts, held_out_fraction(config, merged), rng)
     partition = _apply_scarcity(train, test, data, config, seed, drawn_as)
@@ -347,14 +347,18 @@ def _hold_out(parts: list[np.ndarray], fraction: float, rng: np.random.Generator
     return train, test
 
 
-def _deal_by_owner(parts: list[np.ndarray], data: ImageData) -> list[np.ndarray]:
-    """Give each client its owner's examples of the central test split. Raises ``UserError`` if no client has any."""
+def _deal_by_owner(drawn: list[np.ndarray], parts: list[np.ndarray], data: ImageData) -> list[np.ndarray]:
+    """Give each client its owner's examples of the central test split. Raises ``UserError`` if no client has any.
+
+    Args:
+        drawn: Each client's positions among the training examples, all of one owner, before any is moved to another client.
+        parts: Each client's part, empty for a dropped client.
+        data: The data.
+    """
     test, owner = np.flatnonzero(data.test.numpy()), data.owner
     assert owner is not None  # the partition has drawn owners
-    dealt = []
-    for part in parts:
-        owners, counts = np.unique(owner[part], return_counts=True)  # several if on_small=move moved examples
-        dealt.append(test[owner[test] == owners[counts.argmax()]] if len(part) else test[:0])
+    trained = owner[~data.held_out.numpy()]
+    dealt = [test[(owner[test] == trained[own[0]]) & bool(len(part))] for own, part in zip(drawn, parts, strict=True)]
     if not any(map(len, dealt)):
         fix = "Fix: dataset.merge_splits=true, so that each client has a test part of its own"
         raise UserError(f"partition.deal_test: no owner of the test split is a client. {fix}")

@@ -296,7 +296,8 @@ class Registry:
                     answers[-1].key = self.node_keys.get(node_id, "")
                 continue
             self.known.discard(node_id)
-            if reply.error.code != ErrorCode.NODE_UNAVAILABLE:  # otherwise it is asked once it is back
+            # The client is asked again once it is back, or if its query is no longer there.
+            if reply.error.code not in (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE):
                 said = codec.words(reply.error.reason)
                 errors.append(UserError(f"{describe(node_id, None, name)} could not be asked for its partition: {said}"))
         self._end_queries(time.monotonic())

@@ -1,6 +1,7 @@
 """Fetch replies of devices from the SuperLink piece by piece, up to a limit of bytes."""
 
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -36,6 +37,7 @@ class ReplyFetcher:
         self.limit = sys.maxsize
         self.replies: dict[str, _Reply] = {}  # by the id of the message that they answer
         self.current: _Reply | None = None
+        self.lock = threading.Lock()
         self.pull_messages, self.pull_object = client.PullMessages, client.PullObject
         self.confirm = client.ConfirmMessageReceived
         client.PullMessages, client.PullObject = self._pull_messages, self._pull_object
@@ -80,12 +82,14 @@ class ReplyFetcher:
         if not found.object_available:
             raise IncompleteReplyError
         content = found.object_content
-        reply.size += len(content)
-        if reply.size > self.limit:
-            raise ValueError(f"it has more than {self.limit} bytes")
-        piece = SimpleNamespace(object_found=True, object_available=True, object_content=content)
-        reply.pieces[request.object_id], reply.changed = piece, time.monotonic()
-        return piece
+        with self.lock:
+            if request.object_id not in reply.pieces:  # fetched by the thread of an earlier attempt
+                reply.size += len(content)
+                if reply.size > self.limit:
+                    raise ValueError(f"it has more than {self.limit} bytes")
+                piece = SimpleNamespace(object_found=True, object_available=True, object_content=content)
+                reply.pieces[request.object_id], reply.changed = piece, time.monotonic()
+            return reply.pieces[request.object_id]
 
     def _confirm(self, request: Any) -> Any:
         found = self.confirm(request)

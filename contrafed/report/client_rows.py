@@ -15,8 +15,8 @@ def select_rows(clients: pd.DataFrame, config: Mapping[str, Any], metric: str) -
     rows = clients[(clients["metric"] == metric) & (clients["client"] < trained)]
     if metric.rpartition("/")[2].removeprefix("validation_") not in (ACCURACY, *FUNCTIONS):
         return rows
-    honest = rows[~rows["client"].isin(_list_attackers(config))]
-    return honest if len(honest) else rows
+    attackers = _list_attackers(config)
+    return rows if set(range(trained)) <= set(attackers) else rows[~rows["client"].isin(attackers)]
 
 
 def _list_attackers(config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from contrafed.training.workspace import Workspace
 
 # A client with more of all examples is warned of.
 LARGE_SHARE = 0.5
+MAX_CLASSES = 10  # classes that a line lists
 
 
 def said_of_scale(run: Run, workspace: Workspace) -> str:
@@ -111,7 +112,8 @@ def said_of_untrained_classes(run: Run, counts: np.ndarray) -> str:
     lacking = np.flatnonzero(counts[run.num_trained :].any(0) & ~counts[: run.num_trained].any(0))
     if not len(lacking):
         return ""
-    classes = f"class {lacking[0]} has" if len(lacking) == 1 else f"classes {', '.join(map(str, lacking.tolist()))} have"
+    shown = ", ".join(map(str, lacking[:MAX_CLASSES].tolist())) + (", ..." if len(lacking) > MAX_CLASSES else "")
+    classes = f"class {shown} has" if len(lacking) == 1 else f"classes {shown} have"
     return f"held_out_clients: {classes} examples on held-out clients only, so no model learns them. Fix: another partition"
 
 

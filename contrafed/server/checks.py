@@ -136,10 +136,11 @@ def state_fault(strategy: Any) -> str:
 def _complete_received(strategy: Any) -> None:
     """Add what clients of the cohort would have received that were not asked, because they are late."""
     missing = [client for client in strategy.round.participants.tolist() if client not in strategy.received]
-    shared = broadcast(strategy, strategy.broadcast, strategy.model) if missing else {}
-    for client in missing:
-        own = strategy.per_client_broadcast(dict(strategy.model), client, False)
-        strategy.received[client] = shared if own is None else shared | own
+    shared, model = broadcast(strategy, strategy.broadcast, strategy.model) if missing else {}, strategy.model
+    with refuse_edits(strategy, model.values(), "per_client_broadcast"):
+        for client in missing:
+            own = strategy.per_client_broadcast(dict(model), client, False)
+            strategy.received[client] = shared if own is None else shared | own
 
 
 def next_model(strategy: Any, replies: Replies) -> Tensors:

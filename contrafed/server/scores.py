@@ -64,16 +64,18 @@ def _read_part(
 ) -> Score:
     """Return a client's scores on one of its parts, which has ``counts[client]`` examples, if known. Raises ``ValueError``.
 
-    A summary has a score only if all clients report it. So a client must report each of ``metrics``.
+    A summary has a score only if all clients report it. So a client with examples must report each of ``metrics``.
     """
     refuse_undeclared(found, {"num-examples", *declared})
     names = {""} | {key.rpartition("/")[0] for key in found if key.endswith(tuple(f"/{value}" for value in VALUES))}
     try:
+        count = int(found["num-examples"])
         models = {name: {v: float(found[f"{name}/{v}" if name else v]) for v in VALUES} for name in sorted(names)}
         for name, scores in models.items():
             prefix = f"{name}/" if name else ""
-            scores |= {v: float(found[f"{prefix}{v}"]) for v in FUNCTIONS if v in metrics or f"{prefix}{v}" in found}
-        count = int(found["num-examples"])
+            scores |= {
+                v: float(found[f"{prefix}{v}"]) for v in FUNCTIONS if (v in metrics and count) or f"{prefix}{v}" in found
+            }
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError("malformed content") from error
     if count < 0:

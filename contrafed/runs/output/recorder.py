@@ -235,7 +235,10 @@ class RunRecorder:
         """
         self.flush()
         summary: dict[str, Any] = {"status": status, **extra, "rounds": self.rounds}
-        summary |= summary_of_curves(self._curves, self.first_round, extra.get("select_on"))
+        accuracies = summary_of_curves(self._curves, self.first_round, extra.get("select_on"))
+        if not all(map(math.isnan, accuracies.values())):
+            summary.pop("not_evaluated", None)
+        summary |= accuracies
         seconds = self._earlier + float(extra.get("seconds", time.perf_counter() - self.began))
         summary["seconds"], summary["seconds_per_round"] = seconds, seconds / max(self.rounds, 1)
         summary |= self._phases()
