@@ -164,3 +164,21 @@ def test_a_run_that_was_evaluated_before_its_first_round_alone(tmp_path):
     later = [*first, (10, "personal", "test", "trained/accuracy", 0.6)]
     found = read(write_run(tmp_path / "b", (0.1, 0.5), scope=("personal", "test"), more=later, summary=False), "b")
     assert found.number("personal_trained_accuracy_mean") == 0.6
+
+
+def test_a_job_does_not_go_on_from_a_finished_job_that_ended_elsewhere(tmp_path, call_command):
+    sweep = ("-m", *SIX_ROUNDS, NO_LEARNING, "checkpoint_every=1", "resume=latest", f"output_dir={tmp_path}/sweep")
+    assert call_command(*sweep, "early_stop=1,2").returncode == 0
+    before = [(tmp_path / f"sweep/{k}/metrics.csv").read_bytes() for k in range(2)]
+    again = call_command(*sweep, "early_stop=4,1,2")
+    assert again.returncode != 0
+    assert "early_stop=4 (there: 1)" in again.stderr
+    assert [(tmp_path / f"sweep/{k}/metrics.csv").read_bytes() for k in range(2)] == before
+
+
+def test_a_resumed_run_selects_on_the_same_data(tmp_path, expect_error):
+    """Its best round so far was selected on these."""
+    how = (*SIX_ROUNDS, "partition.validation_fraction=0.2", "checkpoint_every=2", f"output_dir={tmp_path}")
+    run(config_of(*how, "select_on=test"))
+    with expect_error("resume"):
+        run(config_of(*how, "select_on=validation", "resume=latest"))

@@ -41,7 +41,7 @@ SPARE_LOGS = ("times", "participants")
 DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, SafetensorError, RecursionError, UserError)
 FORMAT = 2  # version of a checkpoint's files. Version 1 has no such key and other names.
 
-ENDING_KEYS = ("early_stop", "target_accuracy", "select_on", "on_divergence")
+ENDING_KEYS = ("early_stop", "target_accuracy", "on_divergence")
 # Keys that may differ in a resumed run: they change no result, or only when the run ends. RULING_KEYS are the exception.
 FREE_KEYS = (*HOW_IT_RUNS, *ENDING_KEYS, *ORIGIN, "settings")  # settings acts by the keys that it sets
 
@@ -238,13 +238,13 @@ def find(where: str | Path) -> Checkpoint | None:
     return next((found for path in reversed(list_checkpoints(where / FOLDER)) if (found := _read(path)) is not None), None)
 
 
-def check_same(path: Path, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Raise ``UserError`` with the keys that differ between ``config`` and ``stored``, except ``FREE_KEYS``."""
+def check_same(path: Path, stored: Mapping[str, Any], config: Mapping[str, Any], compares_ends: bool = False) -> None:
+    """Raise ``UserError`` with the keys that differ, without ``FREE_KEYS``, but with ``ENDING_KEYS`` if ``compares_ends``."""
     old, new = flatten_keys(add_later_keys(stored)), flatten_keys(config)
     differ = [
         f"{key}={new.get(key, '(none)')} (there: {old.get(key, '(none)')})"
         for key in sorted({*old, *new})
-        if old.get(key) != new.get(key) and counts(key, FREE_KEYS)
+        if old.get(key) != new.get(key) and (counts(key, FREE_KEYS) or (compares_ends and key in ENDING_KEYS))
     ]
     if differ:
         raise UserError(f"resume: {path} is of another configuration: {'; '.join(differ)}")

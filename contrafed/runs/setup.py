@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from contrafed.config.compose import compose_job, to_plain
@@ -98,6 +100,11 @@ def with_folder(wanted: Run, images: str, unique: bool, devices: bool = False) -
     return replace(wanted, resume=start, folder=folder)
 
 
+def in_sweep() -> bool:
+    """Return whether this is a job of Hydra's sweep."""
+    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+
+
 def starting_point(wanted: Run, images: str, devices: bool = False) -> str | None:
     """Return the path of the checkpoint that ``resume`` means, None to begin. Raises ``UserError`` where it does not fit.
 
@@ -116,7 +123,9 @@ def starting_point(wanted: Run, images: str, devices: bool = False) -> str | Non
     latest = wanted.resume == LATEST_RUN
     found = checkpoint.find(wanted.output_dir if latest else wanted.resume)
     if found is not None:
-        checkpoint.check_same(found.path, found.config, wanted.composed)
+        # A job of a sweep never continues another job that has finished.
+        done = latest and in_sweep() and read_finished_summary(Path(wanted.output_dir)) is not None
+        checkpoint.check_same(found.path, found.config, wanted.composed, compares_ends=done)
         checkpoint.check_logs(found)
         if found.data and found.data != fingerprint_run(images, wanted.client.partition, wanted.participation, wanted.clock):
             raise UserError(
