@@ -103,6 +103,8 @@ class ContrafedSweeper(Sweeper):
         self.named = names_folder(arguments) or any(
             str(o).startswith("hydra.sweep.dir=") for o in self.config.hydra.overrides.hydra
         )
+        for experiment in dict.fromkeys(job.experiment for job in every if job.experiment is not None and not self.named):
+            self.loader.check_output_dir(experiment)
         check_latest(runs[0], self.named or every[0].experiment is not None)
         chosen = take_shard(list(zip(every, runs, strict=True)), self.shard)
         self.jobs = [Left(job, run, self._find_home(job, run)) for job, run in chosen]
@@ -247,7 +249,7 @@ class ContrafedSweeper(Sweeper):
 
     def _find_folder(self, each: Left) -> Path | None:
         """Return an existing or a new folder for a job, None if another process has run it or is running it."""
-        from contrafed.runs.output.folder import is_held_elsewhere, read_finished_summary
+        from contrafed.runs.output.folder import is_held_elsewhere, list_unclaimed, read_finished_summary
 
         there = self._find_past(each)
         if there is None and self._begins_elsewhere(each):
@@ -286,8 +288,10 @@ class ContrafedSweeper(Sweeper):
 
     @cached_property
     def _dated_home(self) -> Path:
-        """The folder of jobs without an experiment, named by the time. It differs from a run's of the same second."""
-        return next(list_unclaimed(Path(str(self.config.hydra.sweep.dir))))
+        """The new folder of jobs without an experiment, named by the time. Runs and sweeps of the same second have others."""
+        from contrafed.runs.output.folder import make_new_folder
+
+        return make_new_folder(Path(str(self.config.hydra.sweep.dir)))
 
     def _find_past(self, each: Left) -> Path | None:
         """Return the folder of a job's earlier run, None if there is none."""
@@ -358,13 +362,6 @@ def load_data(runs: list["Run"]) -> None:
             repr((run.client.dataset.name, run.client.dataset.config)): run.client.dataset for run in runs
         }.values():
             load_images(dataset)
-
-
-def list_unclaimed(path: Path) -> Any:
-    """Yield the folders of this name, and its numbered versions, that no run has claimed."""
-    from contrafed.runs.output.folder import CLAIM, number_names
-
-    return (folder for folder in map(path.with_name, number_names(path.name)) if not (folder / CLAIM).exists())
 
 
 def count_rounds_left(run: "Run", there: Path | None) -> int:

@@ -189,6 +189,22 @@ def test_a_run_and_a_sweep_of_one_second_have_folders_of_their_own(call_command)
     assert claim_folder(Path("outputs/later"), unique=True) == Path("outputs/later-2")
 
 
+def test_sweeps_of_one_second_have_folders_of_their_own(tmp_path):
+    homes = [sweeper_in(f"{tmp_path}/outputs/now")._find_home(Job(0, [], "run", None, None), None) for _ in range(3)]
+    assert [home.name for home in homes] == ["now", "now-2", "now-3"]
+
+
+def test_a_folder_in_an_experiments_file_is_refused_for_its_sweep(call_command, expect_error):
+    Path("conf/experiment").mkdir(parents=True)
+    Path("conf/experiment/mine.yaml").write_text("# @package _global_\ndefaults: [digits, _self_]\noutput_dir: there\n")
+    mine = ("-m", "--config-dir", "conf", "experiment=mine", *DIGITS_SWEEP[2:], "seed=0")
+    refused = call_command(*mine)
+    assert (refused.status, {path.name for path in Path().iterdir()}) == (2, {"conf"})
+    expect_error.check(refused.err)
+    assert call_command(*mine, "output_dir=named").status == 0
+    assert list_finished("named") == ["fedavg-uniform-seed=0"]
+
+
 def test_a_stopped_job_with_secret_noise_begins_anew(call_command, monkeypatch):
     """Repeated rounds would have other noise, so it has no checkpoint to resume from."""
     from contrafed.runs.output import RunRecorder
