@@ -15,6 +15,7 @@ import shutil
 import statistics
 import sys
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -103,6 +104,8 @@ class ContrafedSweeper(Sweeper):
         self.named = names_folder(arguments) or any(
             str(o).startswith("hydra.sweep.dir=") for o in self.config.hydra.overrides.hydra
         )
+        for experiment in dict.fromkeys(job.experiment for job in every if job.experiment is not None and not self.named):
+            self.loader.check_output_dir(experiment)
         check_latest(runs[0], self.named or every[0].experiment is not None)
         chosen = take_shard(list(zip(every, runs, strict=True)), self.shard)
         self.jobs = [Left(job, run, self._find_home(job, run)) for job, run in chosen]
@@ -124,6 +127,7 @@ class ContrafedSweeper(Sweeper):
 
     def _run(self) -> list[JobReturn]:
         from contrafed.runs.output.folder import make_folder
+        from contrafed.runs.setup import load_data
 
         self._check_folders()
         self.config.hydra.sweep.dir = str(self.jobs[0].home)  # launchers make it
@@ -156,14 +160,29 @@ class ContrafedSweeper(Sweeper):
         return returned
 
     def _launch(self, batch: list[Left]) -> list[JobReturn]:
-        """Pass jobs to the launcher, except those that another process has run or is running."""
-        ready = [(each, folder) for each in batch if (folder := self._find_folder(each)) is not None]
+        """Pass jobs to the launcher, except those that another process or an equal job of the batch runs."""
+        from contrafed.runs.checkpoint import identity
+
+        ready: list[tuple[Left, Path]] = []
+        first: dict[Any, int] = {}  # sweep's folder and configuration -> position in ready
+        twins: list[tuple[Left, int]] = []
+        for each in batch:
+            # Jobs without an experiment are numbered, and all run.
+            key = (each.home, identity(each.run.composed) if each.job.experiment is not None else each.job.number)
+            if key in first:
+                twins.append((each, first[key]))
+                print(f"job {each.job.number} is the same run as job {ready[first[key]][0].job.number}", flush=True)
+            elif (folder := self._find_folder(each, {chosen for _, chosen in ready})) is not None:
+                first[key] = len(ready)
+                ready.append((each, folder))
         if not ready:
             return []
         lines = [self._override_job(each, folder) for each, folder in ready]
         returned = list(self.launcher.launch(lines, initial_job_idx=ready[0][0].job.number))
         for (each, folder), done in zip(ready, returned, strict=True):
             self._record(each, folder, done)
+        for each, position in twins:
+            self._record(each, ready[position][1], returned[position])
         return returned
 
     def _record(self, each: Left, folder: Path, done: JobReturn) -> None:
@@ -245,9 +264,9 @@ class ContrafedSweeper(Sweeper):
                 f"in {there}. Fix: put them back as they were, or name another output_dir"
             )
 
-    def _find_folder(self, each: Left) -> Path | None:
-        """Return an existing or a new folder for a job, None if another process has run it or is running it."""
-        from contrafed.runs.output.folder import is_held_elsewhere, read_finished_summary
+    def _find_folder(self, each: Left, chosen: Collection[Path] = ()) -> Path | None:
+        """Return an existing or a new folder for a job, none of ``chosen``. None if another process has run it or runs it."""
+        from contrafed.runs.output.folder import is_held_elsewhere, list_unclaimed, read_finished_summary
 
         there = self._find_past(each)
         if there is None and self._begins_elsewhere(each):
@@ -269,7 +288,8 @@ class ContrafedSweeper(Sweeper):
         folder = each.home / (str(each.job.number) if each.job.experiment is None else each.job.name)
         if self.named and each.job.experiment is None:
             return folder
-        return next(free for free in list_unclaimed(folder) if not free.exists() or not is_held_elsewhere(free))
+        unused = (free for free in list_unclaimed(folder) if free not in chosen)
+        return next(free for free in unused if not free.exists() or not is_held_elsewhere(free))
 
     def _add_finished(self, folder: Path, summary: dict[str, Any], run: "Run") -> None:
         self.folders.append(folder)
@@ -286,8 +306,10 @@ class ContrafedSweeper(Sweeper):
 
     @cached_property
     def _dated_home(self) -> Path:
-        """The folder of jobs without an experiment, named by the time. It differs from a run's of the same second."""
-        return next(list_unclaimed(Path(str(self.config.hydra.sweep.dir))))
+        """The new folder of jobs without an experiment, named by the time. Runs and sweeps of the same second have others."""
+        from contrafed.runs.output.folder import make_new_folder
+
+        return make_new_folder(Path(str(self.config.hydra.sweep.dir)))
 
     def _find_past(self, each: Left) -> Path | None:
         """Return the folder of a job's earlier run, None if there is none."""
@@ -317,6 +339,8 @@ class ContrafedSweeper(Sweeper):
 
     def _estimate_time(self, left: list[Left]) -> str:
         """Estimate the time of these runs from their rounds and the pace of their method on their data, or of all methods."""
+        from contrafed.runs.setup import count_rounds_left
+
         every = [pace for paces in self._paces.values() for pace in paces]
         if not every:
             return ""
@@ -347,32 +371,6 @@ def _is_resumable(run: "Run") -> bool:
 def _kind_of(run: "Run") -> tuple[str, str]:
     """Return method and data set, by which the times of rounds are compared."""
     return run.client.strategy.name, run.client.dataset.name
-
-
-def load_data(runs: list["Run"]) -> None:
-    """Load or download the data of several runs, so that missing data are reported once. Raises ``UserError``."""
-    from contrafed.data.images import load_images
-
-    if len(runs) > 1:
-        for dataset in {
-            repr((run.client.dataset.name, run.client.dataset.config)): run.client.dataset for run in runs
-        }.values():
-            load_images(dataset)
-
-
-def list_unclaimed(path: Path) -> Any:
-    """Yield the folders of this name, and its numbered versions, that no run has claimed."""
-    from contrafed.runs.output.folder import CLAIM, number_names
-
-    return (folder for folder in map(path.with_name, number_names(path.name)) if not (folder / CLAIM).exists())
-
-
-def count_rounds_left(run: "Run", there: Path | None) -> int:
-    """Return the rounds after the last checkpoint of a job's earlier run."""
-    from contrafed.runs import checkpoint
-
-    done = checkpoint.list_checkpoints(there / checkpoint.FOLDER) if there is not None else []
-    return run.num_rounds - (int(done[-1].name) if done else 0)
 
 
 def find_runs(home: Path, pattern: str = "*", of: Any = None) -> dict[str, Path]:

@@ -133,6 +133,55 @@ def test_cases_and_conditions_set_what_the_command_line_does_not(folder):
     assert compose_table("variant=flat", "dataset=mnist", "model=lenet", "seed=3")[0]["changed"] == ["model=lenet"]
 
 
+NESTED = """# @package _global_
+defaults: [override /model: torch]
+grid: {way: {a: {strategy: {temperature: 0.2}}, b: {strategy.local: {lr: 0.02}, model: {args: {c: 3}}}}}
+where:
+  seed=0: {strategy: {local: {lr: 0.01}}, model.args: {a: 1, b: 2}}
+  eval_train=true: {num_rounds: 7}
+  federation_seed=null: {eval_every: 3}
+"""
+
+
+def test_a_mapping_of_a_case_or_condition_sets_what_the_command_line_does_not(folder):
+    (folder / "experiment" / "own" / "table.yaml").write_text(NESTED)
+
+    def compose_way(*overrides):
+        config = compose_job([TABLE, *overrides], folder)
+        return config.strategy.local.lr, config.strategy.temperature, OmegaConf.to_container(config.model.args)
+
+    assert compose_way("way=a") == (0.01, 0.2, {"a": 1, "b": 2})
+    assert compose_way("way=b", "seed=1") == (0.02, 0.5, {"c": 3})
+    assert compose_way("way=a", "strategy.local.lr=0.3", "strategy.temperature=0.7")[:2] == (0.3, 0.7)
+    assert compose_way("way=b", "strategy.local={lr:0.3}")[0] == 0.3
+    # model.args declares no keys, so that it takes any
+    assert compose_way("way=b", "model.args={a:5,d:4}")[2] == {"a": 5, "d": 4, "b": 2, "c": 3}
+    assert compose_way("way=b", "model.args={c:9}", "seed=1")[2] == {"c": 9}
+
+
+def test_a_condition_may_be_yes_no_or_nothing(folder):
+    (folder / "experiment" / "own" / "table.yaml").write_text(NESTED)
+    config = compose_job([TABLE, "eval_train=true"], folder)
+    assert (config.num_rounds, config.eval_every) == (7, 3)
+    config = compose_job([TABLE, "eval_train=false", "federation_seed=1"], folder)
+    assert (config.num_rounds, config.eval_every) == (300, 10)
+
+
+@pytest.mark.parametrize(
+    ("condition", "values", "key"),
+    [
+        ("seed=0", "{model: mlp}", "model"),
+        ("strategy=fedavg", "{strategy: {server: fedadam}}", "strategy.server"),
+        ("variant=full", "{eval_every: 2}", "variant"),
+        ("seed=0", "{strategy: {local: {lrr: 1}}}", None),
+    ],
+)
+def test_what_a_condition_cannot_have_is_one_line(folder, condition, values, key, expect_error):
+    (folder / "experiment" / "own" / "table.yaml").write_text(EXPERIMENT.replace("where:", f"where:\n  {condition}: {values}"))
+    with expect_error(key):
+        compose_job([TABLE, "variant=full", "strategy=fedavg" if "fedavg" in condition else "strategy=pmfl"], folder)
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

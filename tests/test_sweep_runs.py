@@ -10,10 +10,12 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from helpers import check_overrides, config_of, slow
+from hydra.core.utils import JobStatus
 from omegaconf import OmegaConf
 
 from contrafed.command import INTERRUPTED_STATUS
 from contrafed.config.compose import Job, expand_jobs
+from contrafed.core.errors import UserError
 from contrafed.runs import run
 from contrafed.runs.checkpoint import identity
 from contrafed.runs.output.folder import claim_folder
@@ -189,6 +191,22 @@ def test_a_run_and_a_sweep_of_one_second_have_folders_of_their_own(call_command)
     assert claim_folder(Path("outputs/later"), unique=True) == Path("outputs/later-2")
 
 
+def test_sweeps_of_one_second_have_folders_of_their_own(tmp_path):
+    homes = [sweeper_in(f"{tmp_path}/outputs/now")._find_home(Job(0, [], "run", None, None), None) for _ in range(3)]
+    assert [home.name for home in homes] == ["now", "now-2", "now-3"]
+
+
+def test_a_folder_in_an_experiments_file_is_refused_for_its_sweep(call_command, expect_error):
+    Path("conf/experiment").mkdir(parents=True)
+    Path("conf/experiment/mine.yaml").write_text("# @package _global_\ndefaults: [digits, _self_]\noutput_dir: there\n")
+    mine = ("-m", "--config-dir", "conf", "experiment=mine", *DIGITS_SWEEP[2:], "seed=0")
+    refused = call_command(*mine)
+    assert (refused.status, {path.name for path in Path().iterdir()}) == (2, {"conf"})
+    expect_error.check(refused.err)
+    assert call_command(*mine, "output_dir=named").status == 0
+    assert list_finished("named") == ["fedavg-uniform-seed=0"]
+
+
 def test_a_stopped_job_with_secret_noise_begins_anew(call_command, monkeypatch):
     """Repeated rounds would have other noise, so it has no checkpoint to resume from."""
     from contrafed.runs.output import RunRecorder
@@ -234,6 +252,36 @@ def test_a_sweep_that_fails_as_a_whole_names_a_few_jobs(capsys):
         sweeper.report_failures()
     assert ended.value.code == 2
     assert capsys.readouterr().err == "error: 7 job(s) failed: seed=0; seed=1; seed=2; seed=3; seed=4; and 2 more\n"
+
+
+CASES = """# @package _global_
+defaults: [digits, _self_]
+grid:
+  {strategy: [fedavg], participation: null, way: {"a<5": {num_rounds: 1}, "a>5": {num_rounds: 2}, same: {num_rounds: 1}}}
+"""
+
+
+def test_jobs_that_start_at_once_share_no_folder_and_equal_ones_run_once(tmp_path, monkeypatch, capsys):
+    """Folders of launchers such as joblib are chosen before any job runs."""
+    monkeypatch.chdir(tmp_path)
+    Path("conf/experiment").mkdir(parents=True)
+    Path("conf/experiment/cases.yaml").write_text(CASES)
+    jobs = expand_jobs(["experiment=cases", *(each for each in QUICK_RUN if "rounds" not in each), "seed=0"], Path("conf"))
+    left = [Left(job, check_overrides(*job.overrides, folder=Path("conf")), Path("home")) for job in jobs]
+    assert [each.job.name for each in left] == ["fedavg-seed=0-a_5", "fedavg-seed=0-a_5", "fedavg-seed=0-same"]
+    launched = []
+
+    def launch(lines, initial_job_idx):
+        launched.extend(lines)
+        return [SimpleNamespace(status=JobStatus.FAILED, _return_value=UserError("a: b")) for _ in lines]
+
+    sweeper = sweeper_in("home", named=True)
+    sweeper.launcher, sweeper._there = SimpleNamespace(launch=launch), {Path("home"): {}}
+    assert len(sweeper._launch(left)) == 2
+    folders = [word for line in launched for word in line if word.startswith("hydra.sweep.subdir=")]
+    assert folders == ["hydra.sweep.subdir='fedavg-seed=0-a_5'", "hydra.sweep.subdir='fedavg-seed=0-a_5-2'"]
+    assert "job 2 is the same run as job 0" in capsys.readouterr().out
+    assert [job.number for job, mistake in sweeper.failures if mistake] == [0, 1, 2]
 
 
 def lock(folder):

@@ -45,6 +45,7 @@ def test_a_home_is_found_in_a_runs_folder(tmp_path, monkeypatch):
         "-m strategy.local.lr=interval(0.01,0.1)",
         "seed=0,1",
         "-m seed=0,1,",
+        "-m hydra/sweeper=optuna seed=0,1 shard=1/2",
         "resume=latest",
         "-m resume=latest seed=0,1",
         "experiment=fedcrl/base strategy=fedavg strategy.local=3",

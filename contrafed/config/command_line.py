@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from contrafed.config.checks import GROUPS, find_own_folder
 from contrafed.config.compose import Job, compose_job, make_own_loader
 from contrafed.config.loader import NAME, to_plain
-from contrafed.config.overrides import parse_overrides, quote_value, rename_arguments
+from contrafed.config.overrides import hydra_key, parse_overrides, quote_value, rename_arguments
 from contrafed.config.run_config import Run, check_top, for_evaluation, resolve
 from contrafed.core import registry
 from contrafed.core.arguments import program
@@ -67,7 +67,12 @@ def check_arguments(asked: argparse.Namespace) -> dict[str, Any]:
         if package not in (None, "_global_") and OmegaConf.select(OmegaConf.create(values), package) is None:
             raise unknown("package", package, [key for key, value in values.items() if isinstance(value, dict)])
         return values
-    if several := next((o for o in parse_overrides(overrides) if o.is_hydra_override() and o.is_sweep_override()), None):
+    parsed = parse_overrides(overrides)
+    chosen = {o.key_or_group: str(o.input_line) for o in parsed}
+    sweeper = chosen.get("hydra/sweeper", "hydra/sweeper=contrafed")
+    if hydra_key("shard") in chosen and sweeper != "hydra/sweeper=contrafed":
+        raise UserError(f"shard: the jobs of {sweeper} cannot be divided. Fix: leave shard out, or {sweeper}")
+    if several := next((o for o in parsed if o.is_hydra_override() and o.is_sweep_override()), None):
         raise UserError(f"{several.input_line}: Hydra's own keys take one value")
     make_own_loader(asked.config_dir).load_configuration(NAME, overrides, RunMode.MULTIRUN)
     return {}

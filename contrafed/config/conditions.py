@@ -92,6 +92,8 @@ def merge(
         UserError: For a key that does not exist.
     """
     where, _ = remove_sections(config)
+    _check_where(where, config, axes)
+    open_keys = _find_open_keys(OmegaConf.to_container(config), task)
     origin = {o.key_or_group: o.value() for o in asked if o.key_or_group in OPTIONAL_GROUPS and not o.is_delete()}
     if origin:
         with open_dict(config):
@@ -107,9 +109,10 @@ def merge(
     other_server = any(o.key_or_group == SERVER for o in task)  # then the method has other keys than its experiment expects
     for condition, values in holding.items():
         what = None if other_server and "strategy=" in condition else f"key in the experiment's where '{condition}'"
-        _set_free_keys(config, values, task, what)
+        _set_free_keys(config, values, task, what, open_keys)
+    cases = flatten_keys(cases)
     kept = {key: OmegaConf.select(config, key) for key in cases if _is_set(key, task)}
-    _set_free_keys(config, cases, [], "key in the experiment's grid")
+    _set_free_keys(config, cases, [], "key in the experiment's grid", open_keys)
     # a small run, or one with another setting of a case's key, is compared with the full one's published value
     if config.get("published") is not None:
         _resolve_published(config)
@@ -117,24 +120,53 @@ def merge(
     for key, value in kept.items():
         OmegaConf.update(config, key, value)
     for values in [values for condition, values in scaled.items() if condition_holds(condition, config, own)]:
-        _set_free_keys(config, values, task, None)
+        _set_free_keys(config, values, task, None, open_keys)
     if config.get("evaluate_only") is not None:
         _take_scoring(config, [o for o in task if not o.is_hydra_override()])
 
 
-def _set_free_keys(config: DictConfig, values: Case, task: list[Override], what: str | None) -> None:
-    """Set dotted keys that the command line does not set.
+def _check_where(where: Mapping[str, Case], config: DictConfig, axes: SweepGrid) -> None:
+    """Raise ``UserError`` for a choice in ``where``, and for a condition with an axis whose cases are named."""
+    for condition, values in where.items():
+        for group in (part.partition("=")[0] for part in condition.split()):
+            if group not in config and isinstance(axes.get(group), dict):
+                raise UserError(
+                    f"{group}: where '{condition}' cannot depend on an axis with named cases. "
+                    f"Fix: put what it sets into the cases of grid.{group}"
+                )
+        if choice := next((key for key in flatten_keys(values) if hydra_key(key) in GROUPS), None):
+            raise UserError(
+                f"{choice}: where '{condition}' cannot make a choice, it sets values. Fix: make the choice in a case of grid"
+            )
+
+
+def _find_open_keys(values: Any, task: list[Override], above: str = "") -> set[str]:
+    """Return the keys that declare no keys of their own, such as ``model.args``. The command line may have added some."""
+    found = set[str]()
+    for name, value in values.items():
+        key = f"{above}{name}"
+        added = isinstance(value, dict) and all(_is_set(f"{key}.{leaf}", task) for leaf in flatten_keys(value))
+        if above and (value is None or added):
+            found.add(key)
+        elif isinstance(value, dict):
+            found |= _find_open_keys(value, task, f"{key}.")
+    return found
+
+
+def _set_free_keys(config: DictConfig, values: Case, task: list[Override], what: str | None, open_keys: set[str]) -> None:
+    """Set the keys, also those of mappings, that the command line does not set. ``open_keys`` take any key.
 
     Raises ``UserError`` with ``what`` for a missing key. If ``what`` is None the key is skipped.
     """
-    for key, value in values.items():
+    for key, value in flatten_keys(values).items():
         above, _, last = key.rpartition(".")
         group = OmegaConf.select(config, above) if above else config
-        if not isinstance(group, DictConfig) or last not in group:
+        is_open = any(key.startswith(f"{name}.") for name in open_keys)
+        if not is_open and (not isinstance(group, DictConfig) or last not in group):
             if what is not None:
                 raise unknown(what, key, map(str, group if isinstance(group, DictConfig) else config))
         elif not _is_set(key, task):
-            OmegaConf.update(config, key, value)
+            OmegaConf.update(config, key, value, force_add=is_open)
 
 
 def _is_set(key: str, task: list[Override]) -> bool:

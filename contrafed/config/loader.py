@@ -194,6 +194,13 @@ class ConfigLoader(ConfigLoaderImpl):
         except (HydraException, OmegaConfBaseException, YAMLError) as error:
             raise UserError(f"experiment={experiment}: {explain(error)}") from error
 
+    def check_output_dir(self, experiment: str) -> None:
+        """Raise ``UserError`` for an experiment's file that names the folder of a run, which its sweep does not take."""
+        lines: tuple[tuple[str, ...], ...] = ((f"experiment={experiment}",), ())
+        chosen, default = (OmegaConf.to_yaml(OmegaConf.masked_copy(self.compose_choices(line), "output_dir")) for line in lines)
+        if chosen != default:
+            raise UserError(f"output_dir: experiment={experiment} sets it for single runs. Fix: give it on the command line")
+
     @staticmethod
     def _record_overrides(config: DictConfig, parsed: list[Override]) -> None:
         """Store the command line where Hydra keeps it, and set Contrafed's defaults for Hydra's own settings."""

@@ -47,7 +47,18 @@ def read_grid(experiment: str, section: Any) -> SweepGrid:
         cases = isinstance(axis, dict) and axis and all(isinstance(case, dict) for case in axis.values())
         if not listed and not cases:
             raise UserError(f"experiment={experiment}: grid.{name} must be a list of values or of named cases, got {axis!r}")
+        if isinstance(axis, dict):
+            axes[name] = {case: _spread(values) for case, values in axis.items()}
     return axes
+
+
+def _spread(case: Case) -> Case:
+    """Return a case with the keys of a mapping of a group, so that ``model: {hidden: [8]}`` is no choice of a model."""
+    out: Case = {}
+    for key, value in case.items():
+        spread = isinstance(value, dict) and "." not in key
+        out |= {f"{key}.{inner}": item for inner, item in value.items()} if spread else {key: value}
+    return out
 
 
 def read_conditions(section: Any) -> dict[str, Case]:
@@ -83,8 +94,11 @@ def condition_holds(condition: str, config: Any, own: Path | None = None) -> boo
         for name in chosen if names else ():
             if name not in names:
                 raise unknown(f"{group} in where '{condition}'", name, names)
-        here = config.get(group)
-        holds = holds and str(here.get("name") if hasattr(here, "get") else here) in chosen
+        here = OmegaConf.to_container(node) if OmegaConf.is_config(node := config.get(group)) else node
+        here = here.get("name") if isinstance(here, dict) else here
+        words = [word.lower() for word in chosen] if here is None or isinstance(here, bool) else chosen
+        text = here if isinstance(here, str) else format_value(here)  # true and null, as on a command line
+        holds = holds and _to_number(text) in map(_to_number, words)
     return holds
 
 

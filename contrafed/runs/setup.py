@@ -1,4 +1,4 @@
-"""Prepare a ``Run``: check it, make its folder, and find the checkpoint that it resumes from."""
+"""Prepare a ``Run``: check it, load its data, make its folder, and find the checkpoint that it resumes from."""
 
 import shlex
 from collections.abc import Iterable, Mapping
@@ -154,3 +154,22 @@ def starting_point(wanted: Run, images: str, devices: bool = False) -> str | Non
         checkpoint.check_same(folder, read_config(folder), wanted.composed)
     print(f"no checkpoint in {folder}: beginning with round 1", flush=True)
     return None
+
+
+def load_data(runs: list[Run]) -> None:
+    """Load or download the data of several runs, so that missing data are reported once. Raises ``UserError``."""
+    from contrafed.data.images import load_images
+
+    if len(runs) > 1:
+        for dataset in {
+            repr((run.client.dataset.name, run.client.dataset.config)): run.client.dataset for run in runs
+        }.values():
+            load_images(dataset)
+
+
+def count_rounds_left(run: Run, there: Path | None) -> int:
+    """Return the rounds after the last checkpoint of a job's earlier run."""
+    from contrafed.runs import checkpoint
+
+    done = checkpoint.list_checkpoints(there / checkpoint.FOLDER) if there is not None else []
+    return run.num_rounds - (int(done[-1].name) if done else 0)

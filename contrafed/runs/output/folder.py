@@ -31,6 +31,25 @@ def number_names(name: str) -> Iterator[str]:
     yield from (f"{name}-{number}" for number in itertools.count(2))
 
 
+def list_unclaimed(path: Path) -> Iterator[Path]:
+    """Yield the folders of this name, and its numbered versions, that no run has claimed."""
+    return (folder for folder in map(path.with_name, number_names(path.name)) if not (folder / CLAIM).exists())
+
+
+def make_new_folder(path: Path) -> Path:
+    """Create ``path``, or its first numbered version that does not exist, and return it. Raises ``UserError``."""
+    make_folder(path.parent)
+    for folder in map(path.with_name, number_names(path.name)):
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"output_dir: cannot write to {folder} ({error.strerror})") from error
+        return folder
+    raise AssertionError("unreachable")
+
+
 def taken_by_a_run(folder: Path) -> UserError:
     """Return the error for a folder that already holds a run."""
     return UserError(f"output_dir: {folder} already holds a run; name another folder or move that one away")
