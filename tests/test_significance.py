@@ -128,6 +128,21 @@ def test_an_unknown_baseline_is_an_error(sweep, expect_error):
         significance.collect_scores(find([sweep]), "pmfl")
 
 
+def test_a_baseline_that_shares_no_setting_is_an_error(tmp_path, expect_error):
+    for seed in (0, 1, 2):
+        write_run(tmp_path / "all" / f"fedavg-{seed}", seed=seed)
+        for weight in (0.1, 1.0):
+            strategy = {"name": "fedprox", "server": "fedavg", "local": {"lr": 0.1, "proximal_weight": weight}}
+            write_run(tmp_path / "all" / f"fedprox-{weight}-{seed}", strategy=strategy, seed=seed)
+    runs = find([tmp_path])
+    with expect_error("baseline"):
+        significance.collect_scores(runs, "fedprox")
+    one = [run for run in runs if run.config["strategy"]["local"].get("proximal_weight") != 1]
+    assert significance.build_differences(significance.collect_scores(one, "fedprox"), "title") is not None
+    with expect_error("baseline"):
+        significance.collect_scores([run for run in one if (run.method == "fedavg") == (run.config["seed"] > 0)], "fedprox")
+
+
 def test_without_a_baseline_there_are_no_differences(sweep):
     runs = [run for run in find([sweep]) if run.method != "fedavg"]
     scores = significance.collect_scores(runs)
