@@ -104,6 +104,31 @@ def test_two_swept_numbers_are_a_heat_map_and_one_is_a_line(tmp_path):
     assert "accuracy" in figures
 
 
+@pytest.mark.parametrize("key", ["federation_seed", "clip_norm"])
+def test_a_swept_number_keeps_the_runs_in_which_another_key_is_null(tmp_path, key):
+    runs = []
+    for value in (None, 7):
+        more = {"federation_seed": value} if key == "federation_seed" else {}
+        strategy = {"name": "fedawe", "server": "fedawe", "local": {}} | ({} if more else {"clip_norm": value})
+        runs += [{"strategy": strategy, "partition": {"name": "dirichlet", "alpha": a}} | more for a in (0.1, 1)]
+    panels = choose(of_runs(tmp_path, *runs))["sweep-alpha"].panels
+    lines = {(panel, label): list(line) for panel, each in panels.items() for label, line in each.items()}
+    names = [("", "FedAWE"), ("federation seed = 7", "FedAWE") if more else ("", "FedAWE, clip norm = 7")]
+    assert lines == {name: [0.1, 1] for name in names}
+
+
+def test_a_panel_of_a_sweep_has_one_setting(tmp_path):
+    def sweep_alpha(name, pattern):
+        return [method(name, partition={"name": "dirichlet", "alpha": a}, participation={"name": pattern}) for a in (0.1, 1)]
+
+    runs = of_runs(tmp_path / "apart", *sweep_alpha("fedavg", "full"), *sweep_alpha("moon", "markovian"))
+    panels = choose(runs)["sweep-alpha"].panels
+    assert {panel: list(lines) for panel, lines in panels.items()} == {"full": ["FedAvg"], "Markovian": ["MOON"]}
+    both = [*sweep_alpha("fedavg", "full"), *sweep_alpha("fedavg", "bernoulli"), *sweep_alpha("fedprox", "bernoulli")]
+    panels = choose(of_runs(tmp_path / "beside", *both))["sweep-alpha"].panels
+    assert {panel: list(lines) for panel, lines in panels.items()} == {"full": ["FedAvg"], "Bernoulli": ["FedAvg", "FedProx"]}
+
+
 def test_sweeps_of_keys_with_the_same_last_word_are_two_files(tmp_path):
     own = [method("apfl", strategy={"name": "apfl", "alpha": a, "local": {}}) for a in (0.2, 0.7)]
     shared = [method("moon", partition={"name": "dirichlet", "alpha": a}) for a in (0.1, 1)]

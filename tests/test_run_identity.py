@@ -113,6 +113,20 @@ def test_a_rule_whose_name_is_part_of_the_methods_is_said(tmp_path):
     assert {run.method for run in find([tmp_path])} == {"fedavgm", "fedavgm+fedavg"}
 
 
+def test_a_key_with_the_name_of_a_fixed_column_has_a_column_of_its_own(tmp_path):
+    for number, value in enumerate((3, 4)):
+        strategy = {"name": "mine", "server": "fedavg", "rounds": value, "seeds": 5 * value, "num_rounds": 7 * value}
+        write_run(tmp_path / str(number), strategy=strategy, num_rounds=30 + number)
+    table = tables.runs_table(find([tmp_path]), "title")
+    heads = ("method", "strategy.rounds", "strategy.seeds", "num_rounds", "strategy.num_rounds", "seeds", "rounds")
+    assert set(table.heads[:7]) == set(heads)
+    rows = [dict(zip(table.heads, row, strict=True)) for row in table.rows]
+    assert sorted([row[head] for head in heads[1:6]] for row in rows) == [
+        ["3", "15", "30", "21", "1"], ["4", "20", "31", "28", "1"],
+    ]  # fmt: skip
+    assert list(table.numbers["strategy.rounds"]) == ["3", "4"]
+
+
 def test_what_one_method_alone_varies_is_no_panel_of_its_own(tmp_path, monkeypatch):
     write_run(tmp_path / "a")
     for weight in (1, 10):

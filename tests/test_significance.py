@@ -13,6 +13,7 @@ from reported import method, write_run
 
 from contrafed import report_command
 from contrafed.report import plots, significance
+from contrafed.report.groups import usable
 from contrafed.report.rank_diagram import draw_rank_diagram
 from contrafed.report.runs import find
 from contrafed.report.statistics import Ranking, correct_holm, rank_methods
@@ -102,6 +103,25 @@ def test_a_method_s_own_key_is_part_of_its_name_and_a_shared_one_is_a_setting(tm
     assert list(scores.settings) == [""]
 
 
+def test_what_an_own_experiment_sets_for_a_method_is_the_method_s(tmp_path):
+    full, half = {"name": "full", "select": None}, {"name": "full", "select": 0.5}
+    write_run(tmp_path / "fedavg", experiment="own", method_keys=[], participation=full)
+    recorded = {"experiment": "own", "method_keys": ["participation.select"], "participation": half}
+    write_run(tmp_path / "moon", **method("moon", **recorded))
+    scores = significance.collect_scores(find([tmp_path]))
+    assert list(scores.settings) == [""]
+    assert significance.build_differences(scores, "title") is not None
+    write_run(tmp_path / "changed", **method("ditto", **recorded, changed=["participation.select=0.5"]))
+    runs = [run for run in find([tmp_path]) if run.method != "moon"]
+    assert list(significance.collect_scores(runs).settings) == ["participation.select=0.5", "participation.select=-"]
+
+
+def test_a_run_with_recorded_method_keys_is_the_same_run(tmp_path):
+    for number, more in enumerate(({}, {"method_keys": ["strategy.local.lr"]})):
+        write_run(tmp_path / str(number), **more)
+    assert len(usable(find([tmp_path]))[0]) == 1
+
+
 def test_another_federation_is_another_setting(tmp_path):
     for name in ("fedavg", "moon"):
         for federation in (0, 1):
@@ -126,6 +146,21 @@ def test_a_report_has_the_statistics(sweep, capsys):
 def test_an_unknown_baseline_is_an_error(sweep, expect_error):
     with expect_error("baseline"):
         significance.collect_scores(find([sweep]), "pmfl")
+
+
+def test_a_baseline_that_shares_no_setting_is_an_error(tmp_path, expect_error):
+    for seed in (0, 1, 2):
+        write_run(tmp_path / "all" / f"fedavg-{seed}", seed=seed)
+        for weight in (0.1, 1.0):
+            strategy = {"name": "fedprox", "server": "fedavg", "local": {"lr": 0.1, "proximal_weight": weight}}
+            write_run(tmp_path / "all" / f"fedprox-{weight}-{seed}", strategy=strategy, seed=seed)
+    runs = find([tmp_path])
+    with expect_error("baseline"):
+        significance.collect_scores(runs, "fedprox")
+    one = [run for run in runs if run.config["strategy"]["local"].get("proximal_weight") != 1]
+    assert significance.build_differences(significance.collect_scores(one, "fedprox"), "title") is not None
+    with expect_error("baseline"):
+        significance.collect_scores([run for run in one if (run.method == "fedavg") == (run.config["seed"] > 0)], "fedprox")
 
 
 def test_without_a_baseline_there_are_no_differences(sweep):

@@ -8,8 +8,9 @@ from omegaconf import OmegaConf
 
 from contrafed.config.checks import CASE_AXES
 from contrafed.config.command_line import check_arguments, read_arguments
-from contrafed.config.compose import compose_job, expand_jobs, read_grid, take_shard
+from contrafed.config.compose import compose_job, expand_jobs, read_grid, take_shard, to_plain
 from contrafed.config.overrides import rename_arguments
+from contrafed.config.run_config import resolve
 from contrafed.core import registry
 from contrafed.core.errors import UserError
 from contrafed.report.published import MEASURED_BY
@@ -180,6 +181,13 @@ def test_what_a_condition_cannot_have_is_one_line(folder, condition, values, key
     (folder / "experiment" / "own" / "table.yaml").write_text(EXPERIMENT.replace("where:", f"where:\n  {condition}: {values}"))
     with expect_error(key):
         compose_job([TABLE, "variant=full", "strategy=fedavg" if "fedavg" in condition else "strategy=pmfl"], folder)
+
+
+def test_what_an_own_experiment_sets_for_a_method_is_recorded(folder):
+    pmfl, fedavg = (compose_job([TABLE, "variant=full", "dataset=digits", *more], folder) for more in ([], ["strategy=fedavg"]))
+    assert (pmfl.method_keys, fedavg.method_keys) == (["strategy.history_size"], [])
+    assert "method_keys" not in compose_job(["experiment=pmfl/table1", "strategy=pmfl"])
+    assert resolve(to_plain(pmfl)).composed["method_keys"] == ["strategy.history_size"]
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,11 @@ def merge(
     for condition, values in holding.items():
         what = None if other_server and "strategy=" in condition else f"key in the experiment's where '{condition}'"
         _set_free_keys(config, values, task, what, open_keys)
+    if origin.get("experiment") not in (None, *registry.choices("experiment")):  # reports cannot read the user's file
+        with open_dict(config):
+            config.method_keys = sorted(
+                {key for c, values in holding.items() if "strategy=" in c for key in flatten_keys(values)}
+            )
     cases = flatten_keys(cases)
     kept = {key: OmegaConf.select(config, key) for key in cases if _is_set(key, task)}
     _set_free_keys(config, cases, [], "key in the experiment's grid", open_keys)

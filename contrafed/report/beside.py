@@ -13,7 +13,8 @@ class Beside:
     """The varied keys of groups, each in the setting by which groups of two methods are compared, or in the method.
 
     A method's own keys are those of ``strategy``, ``evaluate_after``, and what an experiment sets for single methods. A key
-    belongs to the setting after all if the baseline has several values of it where the rest of the setting is the same.
+    belongs to the setting after all if the baseline has several values of it where the rest of the setting is the same. These
+    are ``baseline_keys``.
     """
 
     def __init__(self, found: Sequence[Group], baseline: str | None) -> None:
@@ -26,7 +27,8 @@ class Beside:
         keys = [key for key, _ in found[0].setting] if found else []
         given = set[str]().union(*(find_method_keys(run) for group in found for run in group.runs))
         own = {key for key in keys if key.startswith("strategy.") or key == "evaluate_after" or key in given}
-        self.own_keys = own - _find_varied(own, [group for group in found if group.method == baseline])
+        self.baseline_keys = _find_varied(own, [group for group in found if group.method == baseline])
+        self.own_keys = own - self.baseline_keys
         methods = {group.method for group in found}
         self._named = {m: _find_varied(self.own_keys, [group for group in found if group.method == m]) for m in methods}
 

@@ -1,6 +1,7 @@
 """Find what an experiment sets for single methods, and what its ``settings`` set, in its section ``where``.
 
-An experiment of the user's is read as the setting ``PAPER/base`` that it inherits, because its own file may not be here.
+An experiment of the user's is read as the setting ``PAPER/base`` that it inherits, because its own file may not be here. What
+it sets for a run's method is in the run's ``method_keys``.
 """
 
 import json
@@ -20,7 +21,7 @@ def find_method_keys(run: FinishedRun) -> set[str]:
     """Return the dotted keys that a run's experiment sets for its method, except those that its command line changed."""
     where = _read_where(_find_experiment(run))
     holding = (values for condition, values in where.items() if "strategy=" in condition and _holds(condition, run.config))
-    return set[str]().union(*holding) - _read_changed_keys(run.config)
+    return set[str](run.config.get("method_keys") or ()).union(*holding) - _read_changed_keys(run.config)
 
 
 def spread_settings(runs: Sequence[FinishedRun]) -> list[FinishedRun]:

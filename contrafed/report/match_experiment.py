@@ -15,7 +15,7 @@ from contrafed.core.errors import UserError, unknown
 from contrafed.report.runs import FinishedRun, flat
 from contrafed.runs.output.console import format_count
 
-ORIGIN_KEYS = ("experiment", "published", "changed")
+ORIGIN_KEYS = ("experiment", "published", "changed", "method_keys")
 
 
 def match_runs(runs: Sequence[FinishedRun], experiment: str, config_dir: Path | None = None) -> list[FinishedRun]:

@@ -7,8 +7,8 @@ from typing import Any
 from contrafed.core.display_names import name_key, name_method, name_setting, name_value
 from contrafed.report import significance
 from contrafed.report.beside import Beside
-from contrafed.report.groups import EMPTY_CELL, Group, short
-from contrafed.report.tables import Table
+from contrafed.report.groups import EMPTY_CELL, Group
+from contrafed.report.tables import Table, find_heads
 
 
 def label_group(group: Group, own: Sequence[tuple[str, Any]]) -> str:
@@ -41,7 +41,7 @@ def name_scores(scores: significance.Scores, found: Sequence[Group]) -> signific
 
 def name_table(table: Table, keys: Sequence[str]) -> Table:
     """Return a table with display names for the column ``method``, and for the heads and cells of these dotted keys."""
-    named: Mapping[str, str] = {short(key): key for key in keys}
+    named: Mapping[str, str] = {head: key for key, head in find_heads(keys).items()}
 
     def name_cell(head: str, cell: str) -> str:
         if head == "method":

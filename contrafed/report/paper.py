@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from contrafed.config.fairness import describe_differing_training, find_differing_training
-from contrafed.core.display_names import name_key, name_method, name_value
+from contrafed.core.display_names import name_key, name_value
 from contrafed.core.errors import UserError
 from contrafed.report import plots, significance
 from contrafed.report.beside import Beside
@@ -168,8 +168,10 @@ def find_sweeps(
     """Return {one or two swept numeric keys: panels}. A method that sweeps more keys has none.
 
     The panels of two keys are {method and setting: {(row, column): mean}}. Those of one are {setting: {method: {x: values}}}.
+    A setting has all other keys that differ between the groups. A method's own keys belong to the method (``Beside``).
     """
     out: dict[tuple[str, ...], dict[str, dict[Any, Any]]] = {}
+    beside = Beside(found, significance.BASELINE)
     for method in dict.fromkeys(group.method for group in found):
         own = [group for group in found if group.method == method]
         values = {key: {dict(group.setting)[key] for group in own} - {EMPTY_CELL} for key, _ in own[0].setting}
@@ -180,12 +182,13 @@ def find_sweeps(
             at = dict(group.setting)
             if any(at[key] == EMPTY_CELL for key in swept):
                 continue
-            rest = [(k, v) for k, v in group.setting if k not in swept and len(values[k]) > 1]
+            label = label_group(group, [pair for pair in beside.own(group) if pair[0] not in swept])
+            setting = name_panel([pair for pair in beside.setting(group) if pair[0] not in swept])
             if len(swept) == 2:
-                panel = ", ".join(filter(None, (name_method(method), name_panel(rest))))
+                panel = ", ".join(filter(None, (label, setting)))
                 out.setdefault(swept, {}).setdefault(panel, {})[at[swept[0]], at[swept[1]]] = over_seeds(last[id(group)])[0]
             else:
-                line = out.setdefault(swept, {}).setdefault(name_panel(rest), {}).setdefault(name_method(method), {})
+                line = out.setdefault(swept, {}).setdefault(setting, {}).setdefault(label, {})
                 line[float(at[swept[0]])] = last[id(group)]
     return out
 

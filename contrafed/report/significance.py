@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from contrafed.core.errors import unknown
+from contrafed.core.errors import UserError, unknown
 from contrafed.report.beside import Beside
 from contrafed.report.groups import Group, group_runs, short
 from contrafed.report.latex import escape_tex, float_tex
@@ -89,7 +89,7 @@ def collect_scores(
         score: What is compared, as ``accuracy_of`` returns it. None: the accuracy on test data.
 
     Raises:
-        UserError: If no run is of the baseline.
+        UserError: If no run is of the baseline, or none of its runs has the setting and seed of another method's.
     """
     found = [group for group in group_runs(runs) if group.until is None]
     said, points = score or accuracy_of(runs)
@@ -111,8 +111,21 @@ def collect_scores(
         return None
     table = pd.DataFrame(rows).pivot(index=["setting", "seed"], columns="method", values="score")
     table = table.reindex([setting for setting in settings if setting in table.index.levels[0]], level="setting")
+    if baseline is not None:
+        _check_baseline(table, baseline, beside)
     keys = tuple(short(key) for key, _ in beside.setting(found[0]))
     return Scores(said, keys, settings, table, chosen)
+
+
+def _check_baseline(table: pd.DataFrame, baseline: str, beside: Beside) -> None:
+    """Raise ``UserError`` if no other method has a score in a setting and seed of the baseline."""
+    if baseline in table and table.drop(columns=baseline)[table[baseline].notna()].notna().to_numpy().any():
+        return
+    reason, fix = "", f"run another method in a setting and with a seed of {baseline}"
+    if keys := ", ".join(sorted(beside.baseline_keys)):
+        reason, fix = f", as {baseline} has several values of {keys}", f"report runs with one value of {keys}"
+    problem = f"no other method has a run in a setting and with a seed of {baseline}{reason}"
+    raise UserError(f"baseline: {problem}. Fix: {fix}, or choose another baseline")
 
 
 def label_setting(setting: Sequence[tuple[str, Any]]) -> str:

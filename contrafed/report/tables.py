@@ -96,6 +96,15 @@ COSTS = (
     ("lost seconds of late clients", "lost_seconds", 1, 0),
 )
 
+# Heads of a table of runs that no key has.
+FIXED_HEADS = ("method", "seeds", "rounds", *(head for head, *_ in (*SCORES, *COSTS)))
+
+
+def find_heads(keys: Sequence[str]) -> dict[str, str]:
+    """Return {dotted key: head of its column}: ``short``, or the whole key if another column has that head."""
+    heads = list(map(short, keys))
+    return {key: key if head in FIXED_HEADS or heads.count(head) > 1 else head for key, head in zip(keys, heads, strict=True)}
+
 
 def fedavgs_last(found: Sequence[Group], points: Callable[[FinishedRun], Points]) -> list[float | None]:
     """Return for each group FedAvg's last accuracy in the same setting (``Beside``), the mean over seeds, or None."""
@@ -117,7 +126,7 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
     accuracy in the same setting (``fedavgs_last``), which has a column. A number that not all seeds have shows how many do.
     """
     found = group_runs(runs)
-    keys = [key for key, _ in found[0].setting]
+    keys = find_heads([key for key, _ in found[0].setting])
     said, points = accuracy_of(runs)
     if target is None and len(own := {run.config.get("target_accuracy") for run in runs}) == 1 and own != {None}:
         target, (said, points) = own.pop(), ending_accuracy_of(runs)
@@ -133,7 +142,7 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
     extra = [*extra, *costs] if any(reach is not None for reach in targets) else []
     rows: list[dict[str, Any]] = []
     for group, reach in zip(found, targets, strict=True):
-        row: dict[str, Any] = {"method": group.method, **{short(key): value for key, value in group.setting}}
+        row: dict[str, Any] = {"method": group.method, **{keys[key]: value for key, value in group.setting}}
         row["seeds"] = len(group.runs)
         row["rounds"] = _rounds(group)
         for head, key, unit, _ in columns:
@@ -146,9 +155,9 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
             row |= {head: value for (head, _), value in zip(extra, [100 * reach, *spent][-len(extra) :], strict=True)}
         rows.append(row)
     best = [head for head, *_ in SCORES[:4:3]]
-    rows.sort(key=lambda row: ([_order(row[short(key)]) for key in keys], [-_or_zero(row[head]) for head in best]))
+    rows.sort(key=lambda row: ([_order(row[head]) for head in keys.values()], [-_or_zero(row[head]) for head in best]))
     heads = [(head, digits) for head, *_, digits in columns]
-    return _table(title, rows, [short(key) for key in keys], heads, extra)
+    return _table(title, rows, list(keys.values()), heads, extra)
 
 
 def _rounds(group: Group) -> str:
