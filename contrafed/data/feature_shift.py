@@ -57,7 +57,7 @@ class Shifter:
     """Shifts the images of marked positions. The stored images stay as they are, once for all clients."""
 
     def __init__(self, config: FeatureShift, shifts: np.ndarray, originals: Tensor, device: torch.device) -> None:
-        """Take the ``shifts`` (K,) of ``draw_shifts``, and for each position (N,) that of the example of which it is a copy."""
+        """Take the ``shifts`` (K,) of ``draw_shifts``, and for each position (N,) its example's original position."""
         self.kind, self.num_examples, self.originals = config.kind, len(originals), originals.to(device)
         self.num_originals = int(originals.max()) + 1
         self.radius = math.ceil(BLUR_RADIUS_DEVIATIONS * config.strength)

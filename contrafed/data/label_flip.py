@@ -22,7 +22,7 @@ class Flipped(Partition):
         Args:
             true: The original partition.
             own: The replaced training examples, by client.
-            originals: For each position (N,) that of the example of which it is a copy, or its own.
+            originals: For each position (N,) its example's original position. Copies have those of the copied examples.
         """
         self.num_clients, self.num_classes = true.num_clients, true.num_classes
         self.small, self.kept_shares = true.small, true.kept_shares

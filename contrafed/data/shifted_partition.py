@@ -15,7 +15,7 @@ class ShiftedPartition(Partition):
 
         Args:
             dealt: The partition.
-            originals: For each position (N,) that of the example of which it is a copy, or its own. Copies have equal noise.
+            originals: For each position (N,) its example's original position. Copies of an example have equal noise.
             config: Kind and strength of the shifts.
             seed: The federation's seed.
         """
