@@ -12,7 +12,7 @@ from PIL import Image
 from contrafed.config.run_config import resolve
 from contrafed.core.client_run import choose
 from contrafed.data.images import check, load_images, make_images
-from contrafed.data.own import class_names, facts_of, own_images
+from contrafed.data.own import facts_of, own_images
 
 
 def settings_of(name, **changes):
@@ -210,7 +210,8 @@ def test_a_device_names_the_classes_of_its_file(tmp_path, expect_error):
     for names in (["cat", "dog"], ["Dog", "cat"], ["cat", "dog", "owl", "yak"], [0, 1]):
         paths.append(tmp_path / f"{len(paths)}.npz")
         np.savez(paths[-1], x=x, y=np.array(names * (40 // len(names))))
-    assert [class_names(str(path)) for path in paths] == [["cat", "dog"], ["Dog", "cat"], ["cat", "dog", "owl", "yak"], []]
+    named = [load_images(settings_of("npz", path=str(path))).loaded.class_names for path in paths]
+    assert named == [("cat", "dog"), ("Dog", "cat"), ("cat", "dog", "owl", "yak"), ()]
     own = (
         "dataset=own",
         "dataset.height=8",
@@ -227,3 +228,4 @@ def test_a_device_names_the_classes_of_its_file(tmp_path, expect_error):
             with contextlib.nullcontext() if number in fits else expect_error(str(path)):
                 data, _ = own_images(run, 0, str(path))
                 assert data.num_classes == classes
+                assert data.loaded.class_names == named[number]

@@ -30,7 +30,6 @@ from contrafed.core import codec
 from contrafed.core.client_run import ClientRun
 from contrafed.core.errors import UserError, unknown
 from contrafed.data.fingerprint import fingerprint_images
-from contrafed.data.own import class_names
 from contrafed.training.base import Client, Evaluation, Tensors, Update
 from contrafed.training.workspace import Workspace, workspace_for
 
@@ -108,7 +107,7 @@ def query(message: Message, context: Context) -> Message:
         if isinstance(claimed := context.node_config.get("partition-id"), int):
             refused["partition-id"] = claimed
         return Message(RecordDict({codec.CONFIG: ConfigRecord(refused)}), reply_to=message)
-    partition, data = workspace.federation.partition, own_data(context)
+    partition, data, has_own = workspace.federation.partition, workspace.federation.data, own_data(context) is not None
     answer = MetricRecord(
         {
             "partition-id": client,
@@ -118,7 +117,7 @@ def query(message: Message, context: Context) -> Message:
             "class-counts": partition.class_counts()[client].tolist(),
         }
     )
-    about = ConfigRecord({"own-data": data is not None, "classes": class_names(data[1]) if data else []})
+    about = ConfigRecord({"own-data": has_own, "classes": list(data.loaded.class_names) if has_own else []})
     return Message(RecordDict({codec.METRICS: answer, codec.CONFIG: about}), reply_to=message)
 
 

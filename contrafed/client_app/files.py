@@ -1,8 +1,8 @@
 """Keep a client's files on its own disk: its personal model, and on a device the client state between two messages.
 
 During a run a device's ``state-dir`` holds ``client_state/RUN-CLIENT.safetensors`` and ``personal/RUN/CLIENT.safetensors``. If
-the run has checkpoints it also holds ``client_state/RUN-CLIENT.kept``, the client state at the last one, and
-``client_state/RUN-CLIENT.data``, the fingerprint of the client's own data. RUN is a number.
+the run has checkpoints it also holds ``client_state/RUN-CLIENT.kept``, the client state at the last one. The fingerprint of the
+client's own data is in ``client_state/RUN-CLIENT.data`` then. RUN is a number.
 """
 
 import contextlib

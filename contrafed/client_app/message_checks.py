@@ -63,12 +63,8 @@ def check_paths(settings: str, data_dir: str, own_data: bool = False) -> None:
     A client with ``own_data`` opens no data sets and lists, so their paths do not matter.
     """
     allowed, groups = Path(data_dir).expanduser().resolve(), json.loads(settings)
-    repository = groups["dataset"].get("repository")
-    if (
-        not own_data
-        and repository is not None
-        and (not REPOSITORY_PATTERN.fullmatch(str(repository)) or Path(str(repository)).exists())
-    ):
+    repository = None if own_data else groups["dataset"].get("repository")
+    if repository is not None and (not REPOSITORY_PATTERN.fullmatch(str(repository)) or Path(str(repository)).exists()):
         raise UserError(f"dataset.repository={str(repository)[:100]!r} names no data set of the hub")
     for group, key in (WEIGHTS, *(() if own_data else DATA)):
         value = groups[group].get(key)

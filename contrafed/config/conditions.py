@@ -112,10 +112,7 @@ def merge(
         _set_free_keys(config, values, task, what, open_keys)
     if origin.get("experiment") not in (None, *registry.choices("experiment")):  # reports cannot read the user's file
         with open_dict(config):
-            config.method_keys = sorted(
-                {key for c, values in holding.items() if "strategy=" in c for key in flatten_keys(values)}
-            )
-    cases = flatten_keys(cases)
+            config.method_keys = sorted({key for c, values in holding.items() if "strategy=" in c for key in values})
     kept = {key: OmegaConf.select(config, key) for key in cases if _is_set(key, task)}
     _set_free_keys(config, cases, [], "key in the experiment's grid", open_keys)
     # a small run, or one with another setting of a case's key, is compared with the full one's published value
@@ -139,14 +136,14 @@ def _check_where(where: Mapping[str, Case], config: DictConfig, axes: SweepGrid)
                     f"{group}: where '{condition}' cannot depend on an axis with named cases. "
                     f"Fix: put what it sets into the cases of grid.{group}"
                 )
-        if choice := next((key for key in flatten_keys(values) if hydra_key(key) in GROUPS), None):
+        if choice := next((key for key in values if hydra_key(key) in GROUPS), None):
             raise UserError(
                 f"{choice}: where '{condition}' cannot make a choice, it sets values. Fix: make the choice in a case of grid"
             )
 
 
 def _find_open_keys(values: Any, task: list[Override], above: str = "") -> set[str]:
-    """Return the keys that declare no keys of their own, such as ``model.args``. The command line may have added some."""
+    """Return the keys that declare no keys below them, such as ``model.args``. The command line may have added some."""
     found = set[str]()
     for name, value in values.items():
         key = f"{above}{name}"
@@ -159,11 +156,11 @@ def _find_open_keys(values: Any, task: list[Override], above: str = "") -> set[s
 
 
 def _set_free_keys(config: DictConfig, values: Case, task: list[Override], what: str | None, open_keys: set[str]) -> None:
-    """Set the keys, also those of mappings, that the command line does not set. ``open_keys`` take any key.
+    """Set dotted keys that the command line does not set. ``open_keys`` take any key.
 
     Raises ``UserError`` with ``what`` for a missing key. If ``what`` is None the key is skipped.
     """
-    for key, value in flatten_keys(values).items():
+    for key, value in values.items():
         above, _, last = key.rpartition(".")
         group = OmegaConf.select(config, above) if above else config
         is_open = any(key.startswith(f"{name}.") for name in open_keys)

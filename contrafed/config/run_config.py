@@ -34,9 +34,10 @@ HOW_IT_RUNS = (
 RULING_KEYS = ("engine.max_norm", "engine.max_norm_ratio", "engine.round_timeout")
 PLACE_KEYS = ("dataset.root", "dataset.download")  # folders of data, on which no number depends either
 
-# The origin of a configuration, and what it is compared with. No number depends on it. ``method_keys`` are the keys that an
-# experiment of the user's sets for single methods.
-ORIGIN = ("experiment", "scale", "changed", "published", "method_keys")
+# The experiment that a configuration is from, and what it is compared with. ``method_keys`` are the keys that an experiment of
+# the user's sets for single methods. No number depends on these, or on the scale's name.
+LABELS = ("experiment", "published", "changed", "method_keys")
+ORIGIN = (*LABELS, "scale")
 
 
 def counts(key: str, aside: Container[str]) -> bool:

@@ -24,6 +24,7 @@ from omegaconf import OmegaConf
 
 from contrafed.core import registry
 from contrafed.core.errors import UserError, unknown
+from contrafed.core.schema import flatten_keys
 
 Case = dict[str, Any]  # dotted key or group -> value
 SweepGrid = dict[str, list[Any] | dict[str, Case]]
@@ -48,28 +49,19 @@ def read_grid(experiment: str, section: Any) -> SweepGrid:
         if not listed and not cases:
             raise UserError(f"experiment={experiment}: grid.{name} must be a list of values or of named cases, got {axis!r}")
         if isinstance(axis, dict):
-            axes[name] = {case: _spread(values) for case, values in axis.items()}
+            axes[name] = {case: flatten_keys(values) for case, values in axis.items()}
     return axes
 
 
-def _spread(case: Case) -> Case:
-    """Return a case with the keys of a mapping of a group, so that ``model: {hidden: [8]}`` is no choice of a model."""
-    out: Case = {}
-    for key, value in case.items():
-        spread = isinstance(value, dict) and "." not in key
-        out |= {f"{key}.{inner}": item for inner, item in value.items()} if spread else {key: value}
-    return out
-
-
 def read_conditions(section: Any) -> dict[str, Case]:
-    """Return ``where`` of an experiment or a scale: condition -> what it sets. Raises ``UserError`` if it is something else."""
+    """Return ``where`` of an experiment or a scale: condition -> the dotted keys it sets. Raises ``UserError`` for others."""
     found: Any = OmegaConf.to_container(section) if OmegaConf.is_config(section) else section
     found = {} if found is None else found
     if not isinstance(found, dict) or not all(case is None or isinstance(case, dict) for case in found.values()):
         raise UserError(
             f"the experiment's where must be mappings by condition, such as GROUP=CHOICE: {{KEY: VALUE}}, got {found!r}"
         )
-    return {str(key): case or {} for key, case in found.items()}
+    return {str(key): flatten_keys(case or {}) for key, case in found.items()}
 
 
 def condition_holds(condition: str, config: Any, own: Path | None = None) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 from contrafed.core.client_run import ClientRun
 from contrafed.core.errors import UserError
 from contrafed.data.images import ImageData, load_images
-from contrafed.data.label_flip import flip_labels
+from contrafed.data.label_flip import Flipped, flip_labels
 from contrafed.data.own import adapt_to_run, own_images
 from contrafed.data.partition import Partition, make_partition
 from contrafed.data.shifted_partition import ShiftedPartition
@@ -59,10 +59,9 @@ def load_federation(run: ClientRun, own: tuple[int, str] | None = None) -> Feder
         data = adapt_to_run(data, run.images, f"dataset={run.dataset.name} on this client")
     merged = run.dataset.config.merge_splits
     partition = make_partition(run.partition, data, run.num_clients, run.seed_of_federation, merged)
-    originals = np.arange(len(data.y))
     if run.flipped:
-        data, flipped = flip_labels(data, partition, run.flipped)
-        partition, originals = flipped, flipped.originals
+        data, partition = flip_labels(data, partition, run.flipped)
     if (shift := run.partition.config.feature_shift).kind != "none":
+        originals = partition.originals if isinstance(partition, Flipped) else np.arange(len(data.y))
         partition = ShiftedPartition(partition, originals, shift, run.seed_of_federation)
     return Federation(data, partition)

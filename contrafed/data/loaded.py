@@ -88,13 +88,13 @@ def check_loaded(data: Any, where: str) -> list[str]:
     for split, found in counts.items():
         if (alone := (found > 0) & ~trains).any():
             raise UserError(
-                f"{where}: {_name(data, alone)} in the {split} split alone, where nobody can learn it. "
+                f"{where}: {name_classes(data, alone)} in the {split} split alone, where nobody can learn it. "
                 "Fix: add training images, or set dataset.merge_splits=true"
             )
     if tests.any() and (only := trains & ~tests).any():
-        lines.append(f"{where}: {_name(data, only)} in the training split alone, so that no score knows it")
+        lines.append(f"{where}: {name_classes(data, only)} in the training split alone, so that no score knows it")
     if missing.any():
-        lines.append(f"{where}: {_name(data, missing)} without images")
+        lines.append(f"{where}: {name_classes(data, missing)} without images")
     return [line for line in lines if line]
 
 
@@ -173,11 +173,12 @@ def _check_values(data: Any, where: str) -> list[str]:
     return lines
 
 
-def _name(data: Any, chosen: np.ndarray) -> str:
-    """Return "class cat is" or "classes 3, 7 are", at most a few."""
+def name_classes(data: Any, chosen: np.ndarray, verbs: tuple[str, str] = ("is", "are")) -> str:
+    """Return "class cat is" or "classes 3, 7 are", at most a few. ``chosen`` marks the classes (C,)."""
     names, labels = data.loaded.class_names, np.flatnonzero(chosen).tolist()
     told = ", ".join(str(names[label] if label < len(names) else label) for label in labels[:MAX_NAMED_CLASSES])
-    return f"class {told} is" if len(labels) == 1 else f"classes {told}{', ...' if len(labels) > MAX_NAMED_CLASSES else ''} are"
+    more = ", ..." if len(labels) > MAX_NAMED_CLASSES else ""
+    return f"class {told} {verbs[0]}" if len(labels) == 1 else f"classes {told}{more} {verbs[1]}"
 
 
 def describe_loaded(data: Any) -> str:

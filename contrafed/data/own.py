@@ -74,9 +74,10 @@ def own_images(run: ClientRun, client: int, place: str) -> tuple[ImageData, Part
     else:
         module = registry.find(PACKAGES["dataset"], "dataset", {"name": "npz"})
         data = module.load(module.Config(**shared, num_classes=facts["num_classes"], kind=None), "npz")
-    if not path.is_dir() and (named := len(data.loaded.class_names)) not in (0, facts["num_classes"]):
-        fix = f"Fix: number the labels 0..{facts['num_classes'] - 1} as all clients do"
-        raise UserError(f"{path}: y has {named} names of classes, this run's model has {facts['num_classes']} classes. {fix}")
+        if (named := len(data.loaded.class_names)) not in (0, facts["num_classes"]):
+            wanted = f"this run's model has {facts['num_classes']} classes"
+            fix = f"Fix: number the labels 0..{facts['num_classes'] - 1} as all clients do"
+            raise UserError(f"{path}: y has {named} names of classes, {wanted}. {fix}")
     data = adapt_to_run(data, facts, str(path))
     check_loaded(data, str(path))
     y, validation = data.y.numpy(), None if data.validation is None else np.flatnonzero(data.validation.numpy())
@@ -87,15 +88,6 @@ def own_images(run: ClientRun, client: int, place: str) -> tuple[ImageData, Part
     mine = [train, np.flatnonzero(data.test.numpy()), *([] if validation is None else [validation])]
     parts = [[part if k == client else part[:0] for k in range(run.num_clients)] for part in mine]
     return data, Partition(parts[0], parts[1], y, data.num_classes, *parts[2:])
-
-
-def class_names(place: str) -> list[str]:
-    """Return the class names of a folder of images or of a file, in the order of their labels. Empty if labels are numbers."""
-    path = Path(place).expanduser()
-    kind = "folder" if path.is_dir() else "npz"
-    module: Any = registry.find(PACKAGES["dataset"], "dataset", {"name": kind})
-    names: list[str] = module.list_classes(module.find_training(path) if path.is_dir() else path)
-    return names
 
 
 def _size(shape: list[int]) -> str:

@@ -354,7 +354,7 @@ class Registry:
         self._note_name(answer)
 
     def _holds_other(self, answer: _Answer) -> bool:
-        """Return whether a client without data of its own has other numbers of examples than the partition deals to it."""
+        """Return whether a client without ``data`` has other numbers of examples than the partition deals to it."""
         dealt, k = self.federation.partition, answer.partition
         held_out = (answer.num_test, answer.num_validation) != (dealt.test_sizes[k], dealt.validation_sizes[k])
         return bool(held_out or (answer.class_counts != dealt.class_counts()[k]).any())

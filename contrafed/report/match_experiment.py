@@ -10,12 +10,11 @@ from typing import Any
 
 from contrafed.config.checks import find_own_folder
 from contrafed.config.compose import compose_job, expand_jobs, read_grid, to_plain
+from contrafed.config.run_config import LABELS
 from contrafed.core import registry
 from contrafed.core.errors import UserError, unknown
 from contrafed.report.runs import FinishedRun, flat
 from contrafed.runs.output.console import format_count
-
-ORIGIN_KEYS = ("experiment", "published", "changed", "method_keys")
 
 
 def match_runs(runs: Sequence[FinishedRun], experiment: str, config_dir: Path | None = None) -> list[FinishedRun]:
@@ -60,7 +59,7 @@ def _jobs(
             continue
         if not settings and config.get("settings") is not None:  # the next two compose it
             continue
-        origins, origin = found.setdefault(_setting(config), []), {key: config.get(key) for key in ORIGIN_KEYS}
+        origins, origin = found.setdefault(_setting(config), []), {key: config.get(key) for key in LABELS}
         if origin not in origins:  # a job that both settings share
             origins.append(origin)
     return found

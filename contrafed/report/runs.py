@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from contrafed.config.compose import find_choices
-from contrafed.config.run_config import HOW_IT_RUNS, counts
+from contrafed.config.run_config import HOW_IT_RUNS, LABELS, counts
 from contrafed.core import registry
 from contrafed.core.errors import UserError
 from contrafed.core.metrics import ACCURACY
@@ -35,7 +35,7 @@ MEAN_OF_CLIENTS = ("clients", "mean")
 MAX_LINE_BYTES = 4096  # bytes, of a log
 
 # Keys that do not distinguish experiments: where and how a run was executed, what it kept, and its labels.
-IGNORED_KEYS = frozenset({*HOW_IT_RUNS, "seed", "log", "metrics", "experiment", "published", "changed", "method_keys"})
+IGNORED_KEYS = frozenset({*HOW_IT_RUNS, *LABELS, "seed", "log", "metrics"})
 
 # The ``settings`` of a paper's experiment that a title does not name, and those of runs from before the key.
 DEFAULT_SETTINGS, EARLIER_SETTINGS = "code", {"fedrcl": "code"}

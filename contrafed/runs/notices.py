@@ -8,6 +8,8 @@ import numpy as np
 from contrafed.config.run_config import Run
 from contrafed.core.display_names import name_method, name_value
 from contrafed.core.privacy import gaussian
+from contrafed.data.images import ImageData
+from contrafed.data.loaded import name_classes
 from contrafed.data.shifted_partition import ShiftedPartition
 from contrafed.engines.attack import Attackers
 from contrafed.server.base import FederatedStrategy
@@ -16,7 +18,6 @@ from contrafed.training.workspace import Workspace
 
 # A client with more of all examples is warned of.
 LARGE_SHARE = 0.5
-MAX_CLASSES = 10  # classes that a line lists
 
 
 def said_of_scale(run: Run, workspace: Workspace) -> str:
@@ -100,20 +101,20 @@ def list_attackers(run: Run) -> tuple[int, ...]:
     return tuple(attacker for attacker in attackers if attacker < run.num_trained)
 
 
-def said_of_untrained_classes(run: Run, counts: np.ndarray) -> str:
+def said_of_untrained_classes(run: Run, data: ImageData, counts: np.ndarray) -> str:
     """Return a line about classes of held-out clients that no client trains on, empty without any.
 
     Args:
         run: The run.
+        data: The data, which may name the classes.
         counts: Training examples of each client and class (K, C), also those of held-out clients.
     """
     if not run.held_out_clients:
         return ""
-    lacking = np.flatnonzero(counts[run.num_trained :].any(0) & ~counts[: run.num_trained].any(0))
-    if not len(lacking):
+    lacking = np.logical_and(counts[run.num_trained :].any(0), ~counts[: run.num_trained].any(0))
+    if not lacking.any():
         return ""
-    shown = ", ".join(map(str, lacking[:MAX_CLASSES].tolist())) + (", ..." if len(lacking) > MAX_CLASSES else "")
-    classes = f"class {shown} has" if len(lacking) == 1 else f"classes {shown} have"
+    classes = name_classes(data, lacking, ("has", "have"))
     return f"held_out_clients: {classes} examples on held-out clients only, so no model learns them. Fix: another partition"
 
 

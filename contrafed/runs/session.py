@@ -178,7 +178,7 @@ class Session:
         lines = [describe_loaded(data) if len(data.y) else "", *data.warnings]
         lines += describe_model(self.workspace)
         lines += [said(self.workspace) for said in (said_of_small, said_of_scarcity, said_of_norms, said_of_shift)]
-        lines += [said_of_attackers(run), said_of_untrained_classes(run, members.class_counts)]
+        lines += [said_of_attackers(run), said_of_untrained_classes(run, data, members.class_counts)]
         lines += [self.selection.notice, self.scored.notice, said_of_delta(run), warn_of_large(members.sizes, members.own_data)]
         lines += [said_of_replies(run, self.strategy)]
         follow = [f"to follow it: {self.tracker.line}"] if self.tracker.line else []

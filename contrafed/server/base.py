@@ -112,7 +112,7 @@ class FederatedStrategy(Strategy):
         self.chunks: chunks.Chunks | None = None  # of a round with a large cohort
         self._sent: list[tuple[Message, int]] = []
         self.received: dict[int, Tensors] = {}  # by partition id, the tensors that a client starts from in this round
-        self._scored, self._evaluating = set[int](), ConfigRecord()  # whose evaluation is used, and what they are asked for
+        self._evaluating = ConfigRecord()  # of the last evaluation: whose scores are used, and what they are asked for
         self._forgetful: set[int] = set()  # clients whose loss of state is already reported, and that have not trained since
         self._attributes = Attributes(self)
         self.setup()
@@ -243,10 +243,10 @@ class FederatedStrategy(Strategy):
         clients: Any = config.get("clients", [])
         final = server_round == self.num_rounds or bool(config.get("final"))
         save = str(config.get("save", "")) if final or config.get("best") else ""
-        self._scored, self._evaluating, self.round.evaluating = set(clients), config, bool(clients)
+        self._evaluating, self.round.evaluating = config, bool(clients)
         if save:  # clients that are not evaluated have a model as well, also those with only test data
             held = self.population.num_held
-            clients = sorted(self._scored | set(np.flatnonzero(self.population.sizes + held).tolist()))
+            clients = sorted({*clients, *np.flatnonzero(self.population.sizes + held).tolist()})
         if not clients:
             return []
         scalars = ConfigRecord({"server-round": server_round, "settings": self.settings, "split": "test", "cost": 1})
@@ -261,7 +261,8 @@ class FederatedStrategy(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Check and summarise the clients' scores (``contrafed.server.scores``)."""
-        scores: list[Score] = []
+        clients: Any = self._evaluating.get("clients", [])
+        scores, scored = list[Score](), set(clients)
         for client, reply in self._answers(replies, evaluating=True):
             self.round.hear(client, reply, self._forgetful, evaluating=True)
             try:
@@ -270,7 +271,7 @@ class FederatedStrategy(Strategy):
                 self.round.rejected["evaluation malformed"] += 1
                 self.round.failures.append(f"client {client}, evaluation: {error}")
             else:
-                if client in self._scored:
+                if client in scored:
                     scores.append(score)
         self._sent, self.received = [], {}
         record_scores(self.round, scores, self.population)

@@ -120,12 +120,6 @@ def _read_array(file: Any, name: str, path: Path) -> np.ndarray | None:
     return array
 
 
-def list_classes(path: Path) -> list[str]:
-    """Return the names of a valid file's classes, in the order of their labels, empty if labels are numbers."""
-    with np.load(path, allow_pickle=False) as file:
-        return list(_number_labels(file["y"], path)[1])
-
-
 def _number_labels(y: np.ndarray, path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return labels as numbers, and their names if they were text. Raises ``UserError`` for other labels."""
     if y.ndim == 1 and y.dtype.kind in "US":
