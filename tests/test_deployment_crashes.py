@@ -3,6 +3,8 @@
 import contextlib
 import os
 import random
+import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -14,6 +16,7 @@ from test_deployment import Federation, app_folder, wait_for, wait_for_summary
 from test_flwr_run import processes_of
 from wire import rows_of
 
+import contrafed
 from contrafed.runs.run import run
 
 CLIENTS = 2
@@ -190,9 +193,9 @@ def peaks(federation):
     return found
 
 
-HONEST_LINE = "    return _reply(message, up, count, metrics, _build_report(client.client.diverged, report))\n"
+HONEST_REPLY = re.compile(r"    return (_reply\(message, up, .*\))\n")  # of the function that trains
 LARGE_REPLY_CODE = """\
-    reply = _reply(message, up, count, metrics, _build_report(client.client.diverged, report))
+    reply = REPLY
     if message.metadata.group_id == "2" and _client(context) == 1:
         from flwr.app import Array, ArrayRecord
         import numpy as np
@@ -205,15 +208,26 @@ ARRAYS = {
 }
 
 
+def make_reply_large(path, array):
+    """Change a ClientApp so that client 1 puts ``array`` into its reply of round 2."""
+    text = path.read_text()
+    ((line, reply),) = ((match.group(0), match.group(1)) for match in HONEST_REPLY.finditer(text))
+    path.write_text(text.replace(line, LARGE_REPLY_CODE.replace("REPLY", reply).replace("ARRAY}", f"{array}}}")))
+
+
+def test_the_client_app_can_be_changed_to_send_two_gigabytes(tmp_path):
+    path = Path(shutil.copy(Path(contrafed.__file__).parent / "client_app" / "app.py", tmp_path))
+    make_reply_large(path, ARRAYS["sent"][0])
+    compile(path.read_text(), "app.py", "exec")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ARRAYS)
 def test_two_gigabytes_cost_that_reply_alone(tmp_path, federation, kind):
     """Client 1 puts 2 GiB into its reply of round 2, or reports so. Only that reply is lost, and no ServerApp grows by them."""
     path, out, highest = federation.folder / "app" / "contrafed" / "client_app" / "app.py", tmp_path / "run", {}
     array, failed, rejected = ARRAYS[kind]
-    text = path.read_text()
-    assert text.count(HONEST_LINE) == 1
-    path.write_text(text.replace(HONEST_LINE, LARGE_REPLY_CODE.replace("ARRAY}", f"{array}}}")))
+    make_reply_large(path, array)
 
     def look():
         for name, peak in peaks(federation).items():
