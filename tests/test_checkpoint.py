@@ -23,6 +23,7 @@ from contrafed.core.errors import UserError
 from contrafed.core.randomness import generator
 from contrafed.core.tensors import add_prefix, move
 from contrafed.runs import checkpoint
+from contrafed.runs.packing import pack, put_back, unpack
 from contrafed.runs.run import run
 from contrafed.strategies.fedavg import FedAvg
 from contrafed.training.base import Client
@@ -316,8 +317,8 @@ def test_state_survives_packing():
         "a/b": torch.zeros(1),
     }
     tensors = {}
-    packed = json.loads(json.dumps(checkpoint.pack(state, "state", tensors)))
-    again = checkpoint.unpack(packed, tensors)
+    packed = json.loads(json.dumps(pack(state, "state", tensors)))
+    again = unpack(packed, tensors)
     assert again["array"].tolist() == [0, 1, 2]
     again["array"] += 1  # a separate array
     assert state["array"].tolist() == [0, 1, 2]
@@ -329,15 +330,15 @@ def test_state_survives_packing():
     assert (again["by client"][3]["w"].tolist(), again["by client"]["3"]) == ([3, 3], 5)
     assert (again["a"]["b"].tolist(), again["a/b"].tolist()) == ([1], [0])
     with pytest.raises(TypeError, match="cannot hold object"):
-        checkpoint.pack({"x": object()}, "state", {})
+        pack({"x": object()}, "state", {})
     with pytest.raises(TypeError, match="keys are text or whole numbers, not 1.5"):
-        checkpoint.pack({1.5: 0}, "state", {})
+        pack({1.5: 0}, "state", {})
 
 
 @pytest.mark.parametrize("value", [(1, (2.5, "x")), np.float32(0.1), np.int8(3), np.bool_(True), np.float64(0.1)], ids=repr)
 def test_a_state_comes_back_with_its_types(value):
     tensors = {}
-    again = checkpoint.unpack(json.loads(json.dumps(checkpoint.pack({"x": [value]}, "state", tensors))), tensors)["x"][0]
+    again = unpack(json.loads(json.dumps(pack({"x": [value]}, "state", tensors))), tensors)["x"][0]
     assert (again, type(again)) == (value, type(value))
 
 
@@ -349,7 +350,7 @@ def test_tables_of_the_state_stay_those_that_a_rule_holds():
     assert table is state["groups"]["first"]
     assert table[3].is_meta
     assert state["groups"]["list"][0]["w"].is_meta
-    checkpoint.put_back(state, {"groups": {"first": {4: torch.zeros(1)}, "list": []}, "count": 2})
+    put_back(state, {"groups": {"first": {4: torch.zeros(1)}, "list": []}, "count": 2})
     assert table is state["groups"]["first"]
     assert table == {4: torch.zeros(1)}
     assert (state["groups"]["list"], state["count"]) == ([], 2)

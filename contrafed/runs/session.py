@@ -42,6 +42,7 @@ from contrafed.runs.notices import (
     warn_of_large,
 )
 from contrafed.runs.output import Progress, RoundLog
+from contrafed.runs.packing import put_back
 from contrafed.runs.recording import facts, open_recorder
 from contrafed.runs.scored_clients import choose_scored_clients
 from contrafed.runs.selection import Selection, save_best_personal
@@ -332,7 +333,7 @@ class Session:
             except (KeyError, TypeError) as error:
                 raise checkpoint.build_version_error(resumed.path) from error
         self.selection.restore(state, self.folder, self._about_model, resumed.path)
-        checkpoint.put_back(self.strategy.state, state)
+        put_back(self.strategy.state, state)
         self.strategy.round = Round(resumed.server_round, np.zeros(0, dtype=np.int64))
         elsewhere = resumed.path.parent.parent.resolve() != self.folder.resolve()
         self.grid.restore(resumed.client_states(), changed=elsewhere)
