@@ -7,7 +7,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from contrafed.core import weighted_sum as combining
-from contrafed.core.tensors import TYPES, read, size_of, write
+from contrafed.core.tensors import ALIGNMENT_BYTES, TYPES, align, read, size_of, write
 from contrafed.core.weighted_sum import weighted_sum
 
 
@@ -44,6 +44,14 @@ def test_values_of_every_width_are_aligned(tmp_path):
     assert len(content) - begin == size_of(tensors)
     assert content[begin : begin + 8] == b"\0\0\0\0\0\0\xf0\x3f"  # 1.0 in double precision
     assert content[-3:] == b"\1\1\1"
+
+
+def test_a_tensor_is_copied_only_if_it_begins_elsewhere_than_a_new_one():
+    whole = torch.arange(40.0)
+    assert align(whole) is whole
+    part = align(whole[1:])
+    assert part.data_ptr() % ALIGNMENT_BYTES == 0
+    assert torch.equal(part, whole[1:])
 
 
 def test_what_is_read_is_in_the_order_in_which_it_was_written(tmp_path):

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from contrafed.core.codec import KnownNorm
 from contrafed.core.errors import unknown
-from contrafed.core.tensors import Tensors, select_prefix
+from contrafed.core.tensors import Tensors, align, select_prefix
 
 RESERVED = ("personal/", "optimizer/")  # names in the client state that the framework writes
 RESERVED_FAULT = f": names that begin with {' or '.join(RESERVED)} are the framework's. Fix: another name"
@@ -226,7 +226,7 @@ def stack_rows(rows: Sequence[Tensor], place: Callable[[Tensor], Tensor]) -> Ten
 def expand_or_stack(rows: Sequence[Tensor], place: Callable[[Tensor], Tensor]) -> Tensor:
     """Stack ``rows`` like ``stack_rows``, for tensors that are never written to. A broadcast is one tensor expanded B times."""
     if all(row is rows[0] for row in rows):
-        return place(rows[0]).expand(len(rows), *rows[0].shape)
+        return align(place(rows[0])).expand(len(rows), *rows[0].shape)
     return stack_rows(rows, place)
 
 
