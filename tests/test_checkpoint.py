@@ -168,9 +168,41 @@ def test_what_was_read_stays_when_its_file_is_written_over(tmp_path):
 def test_another_configuration_is_refused_by_its_keys(stop_run, expect_error):
     folder = stop_run()
     with expect_error("resume"):
-        run_small(folder, "num_rounds=9", "strategy.local.lr=0.2", "resume=latest")
+        run_small(folder, "num_clients=9", "strategy.local.lr=0.2", "resume=latest")
     with pytest.raises(UserError, match="strategy.server=fedavg"):
         run_small(folder, "resume=latest", method="fedavg")
+
+
+LATE_REPLIES = ("clock=lognormal", "participation.deadline=1", "participation.late=stale")
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [("fedrep", ()), ("fedavg", LATE_REPLIES), ("pmfl", ("strategy.history_share=0.5",))],
+    ids=["heads that train for the last evaluation", "late replies", "a share that does not depend on the round"],
+)
+def test_a_finished_run_goes_on_to_other_rounds_bit_for_bit(tmp_path, name, overrides):
+    """It repeats the rounds after the last checkpoint before its end, and equals a run of as many rounds."""
+    run_small(f"{tmp_path}/whole", *overrides, method=name)
+    run_small(f"{tmp_path}/run", *overrides, "num_rounds=4", "checkpoint_every=2", method=name)
+    summary = run_small(f"{tmp_path}/run", *overrides, "checkpoint_every=2", "resume=latest", method=name)
+    assert summary["resumed_from"].endswith("000002")
+    assert equal(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))
+    # The same for fewer rounds.
+    run_small(f"{tmp_path}/five", *overrides, "num_rounds=5", method=name)
+    run_small(f"{tmp_path}/cut", *overrides, "num_rounds=5", f"resume={tmp_path}/run/checkpoints/000004", method=name)
+    assert equal(outcome(tmp_path / "cut"), outcome(tmp_path / "five"))
+
+
+def test_where_a_run_cannot_go_on_to_more_rounds(tmp_path, stop_run, expect_error):
+    with expect_error("resume"):  # its history's share depends on the number of rounds
+        run_small(stop_run(), "num_rounds=9", "resume=latest")
+    run_small(f"{tmp_path}/fedavg", "num_rounds=4", "checkpoint_every=4", method="fedavg")
+    with expect_error("resume"):
+        run_small(f"{tmp_path}/fedavg", "resume=latest", method="fedavg")
+    run_small(f"{tmp_path}/more", "checkpoint_every=2", method="fedavg")
+    with expect_error("resume"):
+        run_small(f"{tmp_path}/more", "num_rounds=5", "resume=latest", method="fedavg")
 
 
 def test_what_says_which_replies_count_may_not_differ(stop_run, expect_error):

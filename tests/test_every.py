@@ -228,12 +228,26 @@ def same_outcome(a, b):
         identical(a[1][client], b[1][client])
 
 
-@slow_but_for(("pmfl", "fedcrl", "scaffold", "fedala"))
+@slow_but_for(("pmfl", "fedcrl", "scaffold", "fedala", "fedmlb"))
 def test_a_run_goes_on_from_its_middle_bit_for_bit(config, tmp_path):
     config = config | {"checkpoint_every": 2}
     run(config | {"output_dir": f"{tmp_path}/whole"})
     middle = f"{tmp_path}/whole/checkpoints/000002"
     run(config | {"resume": middle, "output_dir": f"{tmp_path}/later"})
+    same_outcome(outcome(f"{tmp_path}/later"), outcome(f"{tmp_path}/whole"))
+
+
+@slow_but_for(("fedproc", "fedrcl"))
+def test_a_run_goes_on_to_more_rounds_bit_for_bit_or_its_method_depends_on_them(config, method, tmp_path):
+    config = config | {"checkpoint_every": 1}
+    run(config | {"num_rounds": 2, "output_dir": f"{tmp_path}/short"})
+    more = config | {"num_rounds": 3, "resume": f"{tmp_path}/short", "output_dir": f"{tmp_path}/later"}
+    if method in ("fedproc", "pmfl"):
+        with pytest.raises(UserError, match="^resume: num_rounds=3"):
+            run(more)
+        return
+    run(more)
+    run(config | {"num_rounds": 3, "output_dir": f"{tmp_path}/whole"})
     same_outcome(outcome(f"{tmp_path}/later"), outcome(f"{tmp_path}/whole"))
 
 

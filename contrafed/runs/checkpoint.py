@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ from contrafed.core.disk import checksum, sync
 from contrafed.core.errors import UserError
 from contrafed.core.run_folder import MAX_LOG_BYTES, add_later_keys, check_regular
 from contrafed.core.schema import flatten_keys, plain_numbers
-from contrafed.core.tensors import PRIVATE, Tensors, read, select_prefix, write
+from contrafed.core.tensors import PRIVATE, Tensors, align, read, select_prefix, write
 from contrafed.engines.personal_models import keep_best
 from contrafed.runs.packing import pack, unpack
 
@@ -60,10 +60,16 @@ class Checkpoint:
     grid: dict[str, Any]  # what the grid needs to resume, for devices, which keep their client state, and empty otherwise
     anchor: str = ""  # the checkpoint after which replies were last accepted
     weights: Mapping[str, str] = field(default_factory=dict)  # the fingerprints of the files of initial weights, by key
+    reads_num_rounds: bool = True  # whether the method has read the number of rounds, which then may not change
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is of its run's last planned round."""
+        return self.server_round == self.config.get("num_rounds")
 
     def server(self) -> tuple[Tensors, dict[str, Any]]:
         """Return the global model and the strategy's state."""
-        tensors = read(self.path / SERVER)
+        tensors = {name: align(value) for name, value in read(self.path / SERVER).items()}
         return select_prefix(tensors, "model"), unpack(self.state, tensors)
 
     def client_states(self) -> Iterator[tuple[int, Tensors]]:
@@ -95,6 +101,7 @@ class Checkpoints:
         self.folder, self.data, self.weights = folder / FOLDER, data, dict(weights or {})
         self.config = dict(config)
         self.keep: int = config["checkpoint_keep"]
+        self.reads_num_rounds = True  # as in ``Checkpoint``
         own = resumed if resumed is not None and resumed.path.parent.resolve() == self.folder.resolve() else None
         self.clients: dict[int, str] = {} if own is None else dict(own.clients)
         self.sums: dict[str, str] = {} if own is None else dict(own.sums)  # by a client's file
@@ -145,7 +152,7 @@ class Checkpoints:
             self.anchor = self.kept[-1][0].name
         tensors = {f"model/{name}": value for name, value in model.items()}
         about = {"round": server_round, "logs": dict(logs), "log_sums": dict(log_sums or {}), "grid": dict(grid or {})}
-        about |= {"anchor": self.anchor, "state": pack(state, "state", tensors)}
+        about |= {"anchor": self.anchor, "reads_num_rounds": self.reads_num_rounds, "state": pack(state, "state", tensors)}
         copies = {name: value.detach().cpu().clone() for name, value in tensors.items()}
         part = self.folder / f".{server_round:06d}.part"
         shutil.rmtree(part, ignore_errors=True)
@@ -228,21 +235,61 @@ class Checkpoints:
         self._spare = [file for file in (self.folder / CLIENTS).iterdir() if file.name not in used]
 
 
-def find(where: str | Path) -> Checkpoint | None:
-    """Return the last complete checkpoint of a run's folder, or the one at ``where`` itself. None if there is none."""
+def find(where: str | Path, before_end: bool = False) -> Checkpoint | None:
+    """Return the last complete checkpoint of a run's folder, or the one at ``where`` itself. None if there is none.
+
+    With ``before_end`` it is not of the last planned round.
+    """
     where = Path(where).expanduser()
     if (where / STATE).is_file():
-        return _read(where)
-    return next((found for path in reversed(list_checkpoints(where / FOLDER)) if (found := _read(path)) is not None), None)
+        found = _read(where)
+        return None if found is not None and before_end and found.is_last else found
+    every = (found for path in reversed(list_checkpoints(where / FOLDER)) if (found := _read(path)) is not None)
+    return next((found for found in every if not (before_end and found.is_last)), None)
 
 
-def check_same(path: Path, stored: Mapping[str, Any], config: Mapping[str, Any], compares_ends: bool = False) -> None:
-    """Raise ``UserError`` with the keys that differ, without ``FREE_KEYS``, but with ``ENDING_KEYS`` if ``compares_ends``."""
+def find_extensible(where: str | Path, last: Checkpoint, num_rounds: int) -> Checkpoint:
+    """Return the checkpoint in ``where`` from which a run can go on to another number of rounds.
+
+    The result equals a run that had ``num_rounds`` from the beginning. So the checkpoint of the last planned round does not
+    do: some methods train for the last evaluation, and late replies are lost there.
+
+    Args:
+        where: The run's folder, or a checkpoint.
+        last: The last checkpoint there.
+        num_rounds: The new number of rounds.
+
+    Raises:
+        UserError: If there is none.
+    """
+    planned, found = last.config.get("num_rounds"), find(where, before_end=True)
+    why, fix = "", f"num_rounds={planned}, or begin the run in another folder"
+    if last.grid:
+        why = "and devices keep no older state"
+    elif last.reads_num_rounds:
+        why = "on which its method depends"
+    elif found is None:
+        why = "and there is no checkpoint before its last round"
+    elif num_rounds <= found.server_round:
+        why, fix = f"and of round {found.server_round}", "a larger number"
+    if why or found is None:
+        raise UserError(f"resume: num_rounds={num_rounds}: {last.path} is of a run of {planned} rounds, {why}. Fix: {fix}")
+    return found
+
+
+def check_same(
+    path: Path, stored: Mapping[str, Any], config: Mapping[str, Any], compares_ends: bool = False, free: Collection[str] = ()
+) -> None:
+    """Raise ``UserError`` with the keys that differ, without ``free``.
+
+    They are compared without ``FREE_KEYS``, but with ``ENDING_KEYS`` if ``compares_ends``.
+    """
     old, new = flatten_keys(add_later_keys(stored)), flatten_keys(config)
     differ = [
         f"{key}={new.get(key, '(none)')} (there: {old.get(key, '(none)')})"
         for key in sorted({*old, *new})
-        if old.get(key) != new.get(key) and (counts(key, FREE_KEYS) or (compares_ends and key in ENDING_KEYS))
+        if old.get(key) != new.get(key) and key not in free
+        if counts(key, FREE_KEYS) or (compares_ends and key in ENDING_KEYS)
     ]
     if differ:
         raise UserError(f"resume: {path} is of another configuration: {'; '.join(differ)}")
@@ -311,9 +358,9 @@ def _read(path: Path) -> Checkpoint | None:
                 return None
         config, logs, log_sums, grid = (dict(content[key]) for key in ("config", "logs", "log_sums", "grid"))
         data, anchor, weights = str(content["data"]), str(content.get("anchor", "")), dict(content.get("weights", {}))
-        found = Checkpoint(
-            path, int(content["round"]), config, logs, log_sums, data, clients, sums, content["state"], grid, anchor, weights
-        )
+        server_round, reads = int(content["round"]), bool(content.get("reads_num_rounds", True))
+        state = content["state"]
+        found = Checkpoint(path, server_round, config, logs, log_sums, data, clients, sums, state, grid, anchor, weights, reads)
         found.server()
         return found
     except DAMAGED:

@@ -147,7 +147,7 @@ def save_best_personal(
         scored: The settings of the evaluation.
         timeout: Seconds to wait.
     """
-    saved = {"load": scored["save"]} if scored.get("final") or done.server_round == strategy.num_rounds else {}
+    saved = {"load": scored["save"]} if scored.get("final") or done.server_round == strategy.planned.count else {}
     asking = list(strategy.configure_evaluate(done.server_round, arrays, ConfigRecord({**scored, "best": True, **saved}), grid))
     replies = list(grid.send_and_receive(asking, timeout=timeout))
     reasons = sorted(codec.words(reply.error.reason) for reply in replies if reply.has_error())

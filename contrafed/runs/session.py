@@ -332,6 +332,7 @@ class Session:
                 self.strategy.time.restore(state.pop(SIMULATED_TIME))
             except (KeyError, TypeError) as error:
                 raise checkpoint.build_version_error(resumed.path) from error
+        self.strategy.planned.is_read |= resumed.reads_num_rounds
         self.selection.restore(state, self.folder, self._about_model, resumed.path)
         put_back(self.strategy.state, state)
         self.strategy.round = Round(resumed.server_round, np.zeros(0, dtype=np.int64))
@@ -351,6 +352,7 @@ class Session:
             state = self.strategy.state | {RECENT_NORMS: list(self.norms.recent), **self.selection.state()}
             if self.strategy.time is not None:
                 state[SIMULATED_TIME] = self.strategy.time.state()
+            self.checkpoints.reads_num_rounds = self.strategy.planned.is_read
             self.checkpoints.save(server_round, self.model, state, changed, logs, own, sums, self._any_accepted)
             self._any_accepted = False
             self.grid.on_checkpoint(server_round, self.checkpoints.wait)

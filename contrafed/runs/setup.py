@@ -121,11 +121,15 @@ def starting_point(wanted: Run, images: str, devices: bool = False) -> str | Non
     if wanted.resume is None:
         return None
     latest = wanted.resume == LATEST_RUN
-    found = checkpoint.find(wanted.output_dir if latest else wanted.resume)
+    where = wanted.output_dir if latest else wanted.resume
+    found = checkpoint.find(where)
     if found is not None:
         # A job of a sweep never continues another job that has finished.
         done = latest and in_sweep() and read_finished_summary(Path(wanted.output_dir)) is not None
-        checkpoint.check_same(found.path, found.config, wanted.composed, compares_ends=done)
+        free = () if done else ("num_rounds",)
+        checkpoint.check_same(found.path, found.config, wanted.composed, compares_ends=done, free=free)
+        if wanted.num_rounds != found.config.get("num_rounds"):
+            found = checkpoint.find_extensible(where, found, wanted.num_rounds)
         checkpoint.check_logs(found)
         if found.data and found.data != fingerprint_run(images, wanted.client.partition, wanted.participation, wanted.clock):
             raise UserError(

@@ -16,6 +16,19 @@ MAX_COMPARED_VALUES = 2**16
 FIX = "Fix: keep it in self.state, or begin it in setup() and set it back in aggregate"
 
 
+class PlannedRounds:
+    """The number of a run's rounds, and whether its method has read it. Only if it has not, the number may change."""
+
+    def __init__(self, count: int) -> None:
+        """Begin with a number that no method has read."""
+        self.count, self.is_read = count, False
+
+    def read(self) -> int:
+        """Return the number for a method."""
+        self.is_read = True
+        return self.count
+
+
 class Attributes:
     """The attributes of a strategy by their origin: those of its base class, and those of its author."""
 

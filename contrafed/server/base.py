@@ -20,7 +20,7 @@ from contrafed.data.clock import Clock
 from contrafed.data.participation import Participation
 from contrafed.server import checks, chunks
 from contrafed.server.aggregation import Aggregation
-from contrafed.server.attributes import Attributes
+from contrafed.server.attributes import Attributes, PlannedRounds
 from contrafed.server.buffers import leave_out
 from contrafed.server.norm_limit import NormLimit
 from contrafed.server.replies import Replies, Reply, largest, read_divergence, read_reply
@@ -57,6 +57,7 @@ class FederatedStrategy(Strategy):
     aggregates_empty_rounds: ClassVar[bool] = False  # whether ``aggregate`` is also called without replies
     buffers: frozenset[str] = frozenset()  # names of the model's buffers, which no strategy sees
     has_global_model: bool = True  # whether the server has a global model, if all parts are shared
+    num_rounds = property(lambda self: self.planned.read())  # planned. A run whose method reads it cannot be given more
 
     def __init__(
         self,
@@ -102,13 +103,12 @@ class FederatedStrategy(Strategy):
         self.personal = after_training or client_class.is_personal(client_config) or local_buffers
         names = {name for name, _ in model.named_parameters()} | self.buffers
         self.has_global_model = self.has_global_model and all(f"model/{name}" in self.broadcast_spec for name in names)
-        self.participation, self.settings, self.num_rounds, self.seed = participation, settings, num_rounds, seed
+        self.participation, self.settings, self.seed, self.planned = participation, settings, seed, PlannedRounds(num_rounds)
         self.max_norm, self.min_replies, self.privacy, self.aggregation = max_norm, min_replies, privacy, aggregation
         self.norm_limit, self.num_local_steps = norm_limit or NormLimit(None), num_local_steps or (lambda examples: 1)
         self.time = None if clock is None else SimulatedTime(clock, self, participation)
         self.state, self.model, self.round = dict[str, Any](), Tensors(), Round(0, np.zeros(0, dtype=np.int64))
-        # Called with a round's valid replies after aggregation. May write to ``self.round``.
-        self.on_aggregated: Callable[[Replies], None] | None = None
+        self.on_aggregated: Callable[[Replies], None] | None = None  # called with valid replies, may write to ``self.round``
         self.chunks: chunks.Chunks | None = None  # of a round with a large cohort
         self._sent: list[tuple[Message, int]] = []
         self.received: dict[int, Tensors] = {}  # by partition id, the tensors that a client starts from in this round
@@ -168,8 +168,7 @@ class FederatedStrategy(Strategy):
 
         Without replies it is called only if ``aggregates_empty_rounds`` is set. Both are float32 tensors by name. The result
         may be float64 and is stored as float32. Names that it does not contain keep their values. ``self.round.server_round``
-        is the 1-based round. Values that a strategy writes to ``self.round.metrics`` and ``self.round.client_metrics`` are
-        logged.
+        is the 1-based round. ``self.round.metrics`` and ``self.round.client_metrics`` are logged.
         """
         raise NotImplementedError
 
@@ -241,7 +240,7 @@ class FederatedStrategy(Strategy):
         saved models, with ``config["validation"]`` also on their validation parts.
         """
         clients: Any = config.get("clients", [])
-        final = server_round == self.num_rounds or bool(config.get("final"))
+        final = server_round == self.planned.count or bool(config.get("final"))
         save = str(config.get("save", "")) if final or config.get("best") else ""
         self._evaluating, self.round.evaluating = config, bool(clients)
         if save:  # clients that are not evaluated have a model as well, also those with only test data

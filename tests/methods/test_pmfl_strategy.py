@@ -12,7 +12,7 @@ from contrafed.server.replies import Replies, Reply
 def server(config_changes, num_clients=4, num_rounds=5):
     """Return the strategy without a network."""
     rule = rule_of("pmfl", [1] * num_clients, **config_changes)
-    rule.num_rounds = num_rounds
+    rule.planned.count = num_rounds
     return rule
 
 
