@@ -21,6 +21,7 @@ from contrafed.core.client_run import choose, client_run_of
 from contrafed.core.drawn import replace_drawing
 from contrafed.core.split_model import SplitModel, Stages
 from contrafed.engines.engine_run import stack_size_for
+from contrafed.engines.ray import stop_ray
 from contrafed.runs.run import run
 from contrafed.training.batches import draw_batches
 from contrafed.training.workspace import Workspace
@@ -37,6 +38,7 @@ BUFFER = "model/encoder.stages.0.net."
 def worker_path(monkeypatch):
     """Have Ray's workers find the networks of the tests."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]))
+    stop_ray()  # its workers have the environment in which it started
 
 
 def settings(name, last_batch, sizes, *more):
