@@ -101,7 +101,6 @@ class Checkpoints:
         self.folder, self.data, self.weights = folder / FOLDER, data, dict(weights or {})
         self.config = dict(config)
         self.keep: int = config["checkpoint_keep"]
-        self.reads_num_rounds = True  # as in ``Checkpoint``
         own = resumed if resumed is not None and resumed.path.parent.resolve() == self.folder.resolve() else None
         self.clients: dict[int, str] = {} if own is None else dict(own.clients)
         self.sums: dict[str, str] = {} if own is None else dict(own.sums)  # by a client's file
@@ -129,6 +128,7 @@ class Checkpoints:
         grid: Mapping[str, Any] | None = None,
         log_sums: Mapping[str, str] | None = None,
         accepted: bool = False,
+        reads_num_rounds: bool = True,
     ) -> None:
         """Write a checkpoint while the run continues.
 
@@ -143,6 +143,7 @@ class Checkpoints:
             grid: What the grid itself needs to resume.
             log_sums: Checksums of these bytes.
             accepted: Whether a reply was accepted since the last checkpoint. The newest such one is never pruned.
+            reads_num_rounds: As in ``Checkpoint``.
 
         Raises:
             Exception: The error of the previous checkpoint, if it failed.
@@ -152,7 +153,7 @@ class Checkpoints:
             self.anchor = self.kept[-1][0].name
         tensors = {f"model/{name}": value for name, value in model.items()}
         about = {"round": server_round, "logs": dict(logs), "log_sums": dict(log_sums or {}), "grid": dict(grid or {})}
-        about |= {"anchor": self.anchor, "reads_num_rounds": self.reads_num_rounds, "state": pack(state, "state", tensors)}
+        about |= {"anchor": self.anchor, "reads_num_rounds": reads_num_rounds, "state": pack(state, "state", tensors)}
         copies = {name: value.detach().cpu().clone() for name, value in tensors.items()}
         part = self.folder / f".{server_round:06d}.part"
         shutil.rmtree(part, ignore_errors=True)
@@ -241,18 +242,16 @@ def find(where: str | Path, before_end: bool = False) -> Checkpoint | None:
     With ``before_end`` it is not of the last planned round.
     """
     where = Path(where).expanduser()
-    if (where / STATE).is_file():
-        found = _read(where)
-        return None if found is not None and before_end and found.is_last else found
-    every = (found for path in reversed(list_checkpoints(where / FOLDER)) if (found := _read(path)) is not None)
-    return next((found for found in every if not (before_end and found.is_last)), None)
+    paths = [where] if (where / STATE).is_file() else reversed(list_checkpoints(where / FOLDER))
+    whole = (found for path in paths if (found := _read(path)) is not None)
+    return next((found for found in whole if not (before_end and found.is_last)), None)
 
 
 def find_extensible(where: str | Path, last: Checkpoint, num_rounds: int) -> Checkpoint:
-    """Return the checkpoint in ``where`` from which a run can go on to another number of rounds.
+    """Return the checkpoint in ``where`` from which a run can continue to another number of rounds.
 
-    The result equals a run that had ``num_rounds`` from the beginning. So the checkpoint of the last planned round does not
-    do: some methods train for the last evaluation, and late replies are lost there.
+    The result equals a run that had ``num_rounds`` from the beginning. The checkpoint of the last planned round is of no use
+    for this, because some methods train for the last evaluation, and late replies are lost there.
 
     Args:
         where: The run's folder, or a checkpoint.
@@ -262,7 +261,7 @@ def find_extensible(where: str | Path, last: Checkpoint, num_rounds: int) -> Che
     Raises:
         UserError: If there is none.
     """
-    planned, found = last.config.get("num_rounds"), find(where, before_end=True)
+    planned, found = last.config.get("num_rounds"), find(where, before_end=True) if last.is_last else last
     why, fix = "", f"num_rounds={planned}, or begin the run in another folder"
     if last.grid:
         why = "and devices keep no older state"

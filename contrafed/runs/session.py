@@ -352,8 +352,8 @@ class Session:
             state = self.strategy.state | {RECENT_NORMS: list(self.norms.recent), **self.selection.state()}
             if self.strategy.time is not None:
                 state[SIMULATED_TIME] = self.strategy.time.state()
-            self.checkpoints.reads_num_rounds = self.strategy.planned.is_read
-            self.checkpoints.save(server_round, self.model, state, changed, logs, own, sums, self._any_accepted)
+            accepted, reads = self._any_accepted, self.strategy.planned.is_read
+            self.checkpoints.save(server_round, self.model, state, changed, logs, own, sums, accepted, reads)
             self._any_accepted = False
             self.grid.on_checkpoint(server_round, self.checkpoints.wait)
 
