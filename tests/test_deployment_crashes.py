@@ -214,8 +214,9 @@ ARRAYS = {
 def make_reply_large(path, array):
     """Change a ClientApp so that client 1 puts ``array`` into its reply of round 2."""
     text = path.read_text()
-    ((line, reply),) = ((match.group(0), match.group(1)) for match in HONEST_REPLY.finditer(text))
-    path.write_text(text.replace(line, LARGE_REPLY_CODE.replace("REPLY", reply).replace("ARRAY}", f"{array}}}")))
+    (found,) = HONEST_REPLY.finditer(text)
+    large = LARGE_REPLY_CODE.replace("REPLY", found[1]).replace("ARRAY}", f"{array}}}")
+    path.write_text(text.replace(found[0], large))
 
 
 def test_the_client_app_can_be_changed_to_send_two_gigabytes(tmp_path):

@@ -38,7 +38,7 @@ BUFFER = "model/encoder.stages.0.net."
 def worker_path(monkeypatch):
     """Have Ray's workers find the networks of the tests."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]))
-    stop_ray()  # its workers have the environment in which it started
+    stop_ray()  # its workers have the environment of its start
 
 
 def settings(name, last_batch, sizes, *more):
