@@ -156,6 +156,13 @@ def test_hydras_folders(call_command, tmp_path, monkeypatch):
     assert call_command("-m", *QUICK_RUN, "seed=0", "hydra.sweep.dir=there").returncode == 0
     assert (tmp_path / "there" / "0" / "summary.json").is_file()
     assert {path.name for path in tmp_path.iterdir()} == {"here", "there"}
+    subdir = "hydra.sweep.subdir=job${hydra.job.num}"
+    refused = call_command("-m", *QUICK_RUN, "seed=0", subdir, "hydra.sweep.dir=unused")
+    assert refused.returncode == 2
+    assert "hydra.sweep.subdir" in refused.stderr
+    assert call_command("-m", "hydra/sweeper=basic", *QUICK_RUN, "seed=0", subdir, "hydra.sweep.dir=basic").returncode == 0
+    assert (tmp_path / "basic" / "job0" / "summary.json").is_file()
+    assert {path.name for path in tmp_path.iterdir()} == {"here", "there", "basic"}
 
 
 def test_hydras_ways_to_list_values(call_command, tmp_path, monkeypatch):

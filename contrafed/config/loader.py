@@ -137,6 +137,11 @@ class ConfigLoader(ConfigLoaderImpl):
             checks.check_axes(parsed, axes, experiment)
         lines = [str(o.input_line) for o in parsed if not o.is_sweep_override() and o.key_or_group not in axes]
         config: DictConfig = pickle.loads(_compose_sweep_cached(_Key(self), tuple(lines), stamp(self.own)))
+        own = "contrafed_sweeper" in str(config.hydra.sweeper.get("_target_"))
+        if own and any(o.key_or_group == "hydra.sweep.subdir" for o in parsed):
+            raise UserError(
+                "hydra.sweep.subdir: this sweeper names the jobs' folders. Fix: leave it out, or add hydra/sweeper=basic"
+            )
         conditions.remove_sections(config)
         return config
 
