@@ -16,7 +16,7 @@ from wire import RUN, Wire, answers_but, plain, rows_of, run_devices
 
 from contrafed.core import codec
 from contrafed.core.errors import UserError
-from contrafed.engines.client_registry import _Answer
+from contrafed.engines.client_answer import Answer
 from contrafed.engines.device_grid import DeviceGrid
 from contrafed.runs.server_app import serve
 from contrafed.runs.setup import compose_deployed_run
@@ -106,11 +106,11 @@ def test_a_device_that_holds_other_data_than_before_does_not_go_on(tmp_path, mon
 def test_a_client_whose_class_folders_have_other_names_holds_other_examples():
     """With equal counts, equal labels would be other classes."""
     named = ((1, ["cat", "owl"]), (2, ["dog", "owl"]), (3, []))
-    was, renamed, unnamed = (_Answer(client, 0, np.array([4, 4]), 2, True, names) for client, names in named)
+    was, renamed, unnamed = (Answer(client, 0, np.array([4, 4]), 2, True, names) for client, names in named)
     assert renamed.other_examples(was)
     assert not unnamed.other_examples(was)
-    assert not was.other_examples(_Answer.away(json.loads(json.dumps(was.to_json()))))
-    assert renamed.other_examples(_Answer.away(was.to_json()))
+    assert not was.other_examples(Answer.away(json.loads(json.dumps(was.to_json()))))
+    assert renamed.other_examples(Answer.away(was.to_json()))
 
 
 def test_a_client_whose_memory_is_lost_keeps_no_personal_model(tmp_path, capsys):

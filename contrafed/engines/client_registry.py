@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 
 from contrafed.core import codec
 from contrafed.core.errors import UserError
 from contrafed.data.federation import Federation
 from contrafed.data.partition import Partition
+from contrafed.engines.client_answer import Answer, describe
 from contrafed.engines.deadlines import MAX_QUERY_SECONDS
 from contrafed.engines.device_keys import KeyTable
 
@@ -22,16 +23,11 @@ from contrafed.engines.device_keys import KeyTable
 POLL_SECONDS = 1.0
 # Largest number of missing partitions in a message.
 MAX_NAMED_PARTITIONS = 20
-# Characters shown of a client's text, and largest number of examples of a class that it may report.
 MAX_NAME_CHARACTERS = 60  # of a client's name, where it is shown
-LONGEST, MOST = 2000, 2**40
 # Seconds to wait for answers of clients that connect during a run.
 NEWCOMER_SECONDS = 60.0
 # Seconds to wait for answers before round 1 until clients that have connected meanwhile are asked too.
 LOOK_SECONDS = 5.0
-# Ids from here on stand for partitions whose client is away. Flower's are random of 64 bits, except 0 (none) and 1 (the
-# server).
-FIRST_ABSENT_ID = 2
 
 
 @dataclass
@@ -85,79 +81,6 @@ class Asked(Protocol):
         """Wait for replies until ``ends`` of ``time.monotonic``. Remove the messages that have one from ``waiting``."""
 
 
-@dataclass
-class _Answer:
-    """A client's answer to a query. Raises ``UserError`` for an answer that is impossible in this run."""
-
-    node_id: int
-    partition: int
-    class_counts: np.ndarray
-    num_test: int
-    own_data: bool
-    classes: list[str] = field(default_factory=list)
-    key: str = ""  # SHA-256 of its public key, empty where keys are not bound
-    num_validation: int = 0
-
-    @staticmethod
-    def read(node_id: int, content: RecordDict, num_clients: int, num_classes: int, name: str = "") -> "_Answer":
-        """Return the answer in ``content``, checked. ``name`` is the client's."""
-        metrics, about = content.get(codec.METRICS, MetricRecord()), content.get(codec.CONFIG, ConfigRecord())
-        claimed = about.get("partition-id") if isinstance(about, ConfigRecord) else None
-        who = describe(node_id, claimed if isinstance(claimed, int) else None, name)
-        unreadable = UserError(f"{who} gave no answer that can be read; is it of another version?")
-        if not isinstance(metrics, MetricRecord) or not isinstance(about, ConfigRecord):
-            raise unreadable
-        if "refused" in about:
-            raise UserError(f"{who} cannot take part: {codec.words(about['refused'])[:LONGEST]}")
-        values: dict[str, Any] = dict(metrics)
-        try:
-            partition, counts = int(values["partition-id"]), np.array(values["class-counts"], dtype=np.int64)
-            answer = _Answer(node_id, partition, counts, int(values["num-test-examples"]), bool(about["own-data"]))
-            answer.classes = [codec.words(name) for name in about["classes"]]  # type: ignore[union-attr]
-            answer.num_validation = int(values.get("num-validation-examples", 0))
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise unreadable from error
-        if not 0 <= partition < num_clients:
-            raise UserError(f"{who} says partition-id={partition}, which is not in 0..{num_clients - 1}")
-        if counts.shape != (num_classes,):
-            raise UserError(f"{describe(node_id, partition, name)} has counts of {counts.size} classes, not {num_classes}")
-        held = answer.num_test, answer.num_validation
-        if min(counts.min(), *held) < 0 or max(counts.max(), *held) > MOST:
-            raise UserError(f"{describe(node_id, partition, name)} has counts that are not in 0..{MOST}")
-        return answer
-
-    def other_examples(self, before: "_Answer") -> bool:
-        """Return whether its examples differ from those in an earlier answer of the same partition."""
-        return (
-            bool((self.class_counts != before.class_counts).any())
-            or (self.num_test, self.num_validation) != (before.num_test, before.num_validation)
-            or self.other_classes(before)
-        )
-
-    def other_classes(self, other: "_Answer") -> bool:
-        """Return whether both name their classes, and differ. A label would then mean different classes."""
-        return bool(self.classes and other.classes and self.classes != other.classes)
-
-    def to_json(self) -> list[Any]:
-        """Return what a resumed run must know of a client that has not returned."""
-        counts = self.class_counts.tolist()
-        return [self.partition, counts, self.num_test, self.own_data, self.classes, self.key, self.num_validation]
-
-    @staticmethod
-    def away(stored: list[Any]) -> "_Answer":
-        """Return the answer that ``to_json`` stored, for a client that is away."""
-        partition, counts, *rest = stored  # an older checkpoint has no key
-        return _Answer(FIRST_ABSENT_ID + partition, partition, np.array(counts, dtype=np.int64), *rest)
-
-
-def describe(node_id: int, partition: int | None, name: str = "") -> str:
-    """Return what a client is called in messages: by its partition and its name, by Flower's id if there is neither."""
-    if partition is None and not name:
-        return f"client {node_id}"
-    called = [f"'{name}'"] if name else []
-    return " ".join(["client", *called, *([] if partition is None else [f"of partition {partition}"])])
-
-
 class Registry:
     """The clients that answered, by partition. Each is asked once, and again if it returns under another id."""
 
@@ -182,14 +105,14 @@ class Registry:
             before: Answers of an earlier attempt (``export_answers``). Clients that do not return in time are away.
             read_keys: Returns the keys by node id, which are then bound to partitions. None if clients have no lasting keys.
         """
-        self.before = {answer.partition: answer for answer in map(_Answer.away, before)}
+        self.before = {answer.partition: answer for answer in map(Answer.away, before)}
         bound = {partition: answer.key for partition, answer in self.before.items() if answer.key}
         self.keys = None if read_keys is None else KeyTable(read_keys, bound)
         self.grid, self.federation, self.settings, self.patience = grid, federation, settings, patience
         partition = json.loads(settings)["partition"] if settings else {}
         self.max_examples = int(partition.get("max_examples", 0)) if partition.get("name") == "own" else 0  # of own data
         self.content = RecordDict({codec.CONFIG: ConfigRecord({"settings": settings, **places})})
-        self.answers: dict[int, _Answer] = {}  # by partition
+        self.answers: dict[int, Answer] = {}  # by partition
         self.names: dict[int, str] = {}  # by partition
         self.node_names: dict[int, str] = {}  # by node id
         self.node_keys: dict[int, str] = {}  # by node id
@@ -265,7 +188,7 @@ class Registry:
             self.waits[node_id] = self.looks + later, later
         return lines
 
-    def _ask(self, ids: list[int], timeout: float, seconds: float) -> tuple[list[_Answer], list[UserError]]:
+    def _ask(self, ids: list[int], timeout: float, seconds: float) -> tuple[list[Answer], list[UserError]]:
         """Query clients, and wait for their answers and for those to open queries.
 
         Args:
@@ -276,7 +199,7 @@ class Registry:
         Returns:
             The answers, and the errors of clients without a valid one.
         """
-        answers, errors = list[_Answer](), list[UserError]()
+        answers, errors = list[Answer](), list[UserError]()
         replies = self._send(ids, timeout) if ids else []
         if self.waiting:
             replies += self.grid.receive(self.waiting, time.monotonic() + seconds)
@@ -288,7 +211,7 @@ class Registry:
             if not reply.has_error():
                 clients, classes = self.federation.num_clients, self.federation.data.num_classes
                 try:
-                    answers.append(_Answer.read(node_id, reply.content, clients, classes, name))
+                    answers.append(Answer.read(node_id, reply.content, clients, classes, name))
                 except UserError as error:
                     errors.append(error)
                     self.known.discard(node_id)  # the fault may pass
@@ -325,12 +248,12 @@ class Registry:
             self.known.discard(self.asked.pop(identifier)[0])
             self.waiting.pop(identifier, None)
 
-    def _bind(self, answer: _Answer) -> None:
+    def _bind(self, answer: Answer) -> None:
         """Bind a client's key to its partition. Raises ``UserError`` if either has another."""
         if self.keys is not None:
             self.keys.bind(self._describe(answer), answer.key, answer.partition)
 
-    def _enter(self, answer: _Answer, online: set[int]) -> None:
+    def _enter(self, answer: Answer, online: set[int]) -> None:
         k, other = answer.partition, self.answers.get(answer.partition)
         if other is not None and other.node_id in online:
             both = " and ".join(self.node_names.get(each.node_id, str(each.node_id)) for each in (other, answer))
@@ -353,16 +276,16 @@ class Registry:
         self.answers[k] = answer
         self._note_name(answer)
 
-    def _holds_other(self, answer: _Answer) -> bool:
+    def _holds_other(self, answer: Answer) -> bool:
         """Return whether a client without ``data`` has other numbers of examples than the partition deals to it."""
         dealt, k = self.federation.partition, answer.partition
         held_out = (answer.num_test, answer.num_validation) != (dealt.test_sizes[k], dealt.validation_sizes[k])
         return bool(held_out or (answer.class_counts != dealt.class_counts()[k]).any())
 
-    def _describe(self, answer: _Answer) -> str:
+    def _describe(self, answer: Answer) -> str:
         return describe(answer.node_id, answer.partition, self.node_names.get(answer.node_id, ""))
 
-    def _note_name(self, answer: _Answer) -> None:
+    def _note_name(self, answer: Answer) -> None:
         self.names.pop(answer.partition, None)
         if name := self.node_names.get(answer.node_id):
             self.names[answer.partition] = name
