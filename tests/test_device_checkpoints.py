@@ -188,6 +188,26 @@ def test_a_resumed_run_refuses_a_device_whose_own_images_changed(tmp_path, expec
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
 
 
+def test_a_device_whose_own_images_change_during_the_run_fails(tmp_path):
+    """The labels and their counts are the same."""
+    rng = np.random.default_rng(0)
+    for k in range(3):
+        np.savez(tmp_path / f"{k}.npz", x=rng.integers(0, 256, (40, 8, 8), np.uint8), y=np.arange(40) % 10)
+
+    def change(k, message, reply):
+        if (k, message.metadata.message_type, message.metadata.group_id) == (0, "train", "2"):
+            np.savez(tmp_path / "1.npz", x=rng.integers(0, 256, (40, 8, 8), np.uint8), y=np.arange(40) % 10)
+            uninstall()  # a device loads its data anew for every message
+        return reply
+
+    small = [o for o in SMALL_RUN if not o.startswith("partition.")]
+    own = [*small, "partition=own", "dataset=own", "dataset.height=8", "dataset.width=8", "dataset.num_classes=10"]
+    overrides = [*own, "strategy=fedavg", "num_rounds=4", "checkpoint_every=1", f"output_dir={tmp_path}/run"]
+    wire = clients(tmp_path, RUN, change, data=f"{tmp_path}/{{k}}.npz")
+    serve(DeviceGrid(wire, RUN, 5.0), compose_deployed_run(" ".join(overrides)))
+    assert rows_of((tmp_path / "run" / "metrics.csv").read_bytes(), "failures") == {1: 0, 2: 0, 3: 1, 4: 1}
+
+
 def test_another_run_on_the_same_devices_leaves_their_state(tmp_path):
     """Refused after its query, or trained: neither removes the client state of a run that has checkpoints."""
     run_until_stopped(tmp_path, "strategy=pmfl")

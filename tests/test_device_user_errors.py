@@ -50,6 +50,21 @@ def test_a_double_that_no_float32_holds_costs_its_reply(tmp_path):
     assert (summary["status"], summary["replies_rejected"]) == ("finished", 1)
 
 
+def test_a_client_that_reads_other_images_than_the_server_is_named(tmp_path, capsys):
+    other = answers_but(2, None, lambda message, reply: saying(reply, fingerprint="0123456789abcdef"), "query")
+    run_devices(tmp_path / "run", Wire(*plain(), change=other), "strategy=fedavg")
+    lines = [line for line in capsys.readouterr().out.splitlines() if "other images than the server" in line]
+    assert [line.partition(" reads")[0] for line in lines] == ["client of partition 2"]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", ""])
+def test_a_damaged_summary_of_the_run_to_score_is_a_line(tmp_path, content, expect_error):
+    run_devices(tmp_path / "run", clients(tmp_path, 1), "strategy=fedcrl", "save_personal=true")
+    (tmp_path / "run" / "summary.json").write_text(content)
+    with expect_error():
+        evaluate_run(tmp_path, 2, tmp_path / "run")
+
+
 def test_models_that_no_client_kept_are_not_scored(tmp_path):
     run_devices(tmp_path / "run", clients(tmp_path, 1), "strategy=fedcrl")
     with pytest.raises(

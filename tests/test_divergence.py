@@ -40,6 +40,14 @@ class InWeights(Diverging):
     in_loss = False
 
 
+def test_a_diverged_run_that_is_resumed_after_its_last_round_stays_one(tmp_path):
+    how = ("checkpoint_every=1", "resume=latest", "engine.max_norm_ratio=null", f"output_dir={tmp_path}/run")
+    config = config_of(*TINY_RUN, "engine=local", "strategy=fedavg", "participation=full", "strategy.local.lr=3e4", *how)
+    for _ in range(2):
+        summary = run(config, unique=False)
+        assert (summary["status"], summary["rounds"]) == ("diverged", summary["num_rounds"])
+
+
 def test_a_client_whose_own_model_alone_diverges_keeps_the_one_it_had():
     """Ditto's v diverges in the last step. No upload shows it, and every later loss would be NaN."""
     workspace = sized_workspace("ditto", [20, 24], local={"epochs": None, "iterations": 2})

@@ -126,6 +126,31 @@ def test_what_no_certificate_can_say_leaves_nothing(tmp_path, capsys, wrong):
     assert capsys.readouterr().err == f"error: {tmp_path}/keys is a file, no folder\n"
 
 
+def test_a_key_that_is_made_anew_is_for_its_owner_alone(tmp_path):
+    assert certificates.main([str(tmp_path), "--host", "a.example"]) == 0
+    (tmp_path / "server.key").chmod(0o644)
+    (tmp_path / "server.pem").unlink()
+    assert certificates.main([str(tmp_path), "--host", "a.example"]) == 0
+    assert (tmp_path / "server.key").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("name", ["ca.key", "server.key", "client-0"])
+@pytest.mark.parametrize("content", ["", "another"])
+def test_a_private_key_that_does_not_fit_is_named_and_left(tmp_path, capsys, name, content):
+    assert certificates.main([str(tmp_path), "--host", "a.example", "--clients", "1"]) == 0
+    if content == "another":
+        assert certificates.main([str(tmp_path / "more"), "--host", "a.example", "--clients", "1"]) == 0
+        content = (tmp_path / "more" / name).read_text()
+    (tmp_path / name).write_text(content)
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.*")}
+    capsys.readouterr()
+    assert certificates.main([str(tmp_path), "--clients", "2"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"{name}" in error
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.*")} == before
+
+
 def test_an_authority_whose_certificate_is_lost_signs_it_anew(tmp_path):
     assert certificates.main([str(tmp_path), "--host", "a.example"]) == 0
     server, key = certificate(tmp_path / "server.pem"), (tmp_path / "ca.key").read_bytes()

@@ -185,12 +185,32 @@ def test_a_data_set_of_the_hub_is_no_folder_of_the_clients(tmp_path, monkeypatch
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").mkdir()
-    for name in ("uoft-cs/cifar10", "mnist", "flwrlabs/femnist_v1.0", None):
+    for name in ("uoft-cs/cifar10", "flwrlabs/femnist_v1.0", None):
         check_paths(text(name), str(tmp_path))
         check_paths(text(name, path="generated"), str(tmp_path))
-    for name in (f"{tmp_path}/photos", "photos", "./photos", "../photos", "a/../photos", "~/photos", "", "a/b/c"):
+    # imagefolder and json are code of the datasets library, which reads the working folder
+    nearby = ("photos", "./photos", "../photos", "a/../photos", "~/photos", "imagefolder", "json")
+    for name in (f"{tmp_path}/photos", *nearby, "", "a/b/c"):
         with expect_error("dataset.repository"):
             check_paths(text(name), str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "refused"),
+    [
+        ("torchvision.models.resnet18", {"weights": "DEFAULT"}, True),
+        ("torchvision.models.segmentation.fcn_resnet50", {"weights": None, "weights_backbone": "DEFAULT"}, True),
+        ("torchvision.models.resnet18", {"pretrained": True}, True),
+        ("torchvision.models.resnet18", {"weights": None, "pretrained": False, "num_classes": 4}, False),
+        ("own.network", {"weights": [1, 2]}, False),
+    ],
+)
+def test_a_server_has_a_device_download_no_weights(target, args, refused, tmp_path, expect_error):
+    run = json.loads(client_run_of(config_of(*TINY_RUN)).to_json())
+    run["dataset"] |= {"path": "generated", "root": str(tmp_path)}
+    run["model"] = {"name": "torch", "target": target, "args": args, "pretrained": None}
+    with expect_error(f"model.args.{[*args][-1]}") if refused else contextlib.nullcontext():
+        check_paths(json.dumps(run), str(tmp_path))
 
 
 def test_a_server_that_names_files_elsewhere_is_refused_before_round_1(tmp_path, expect_error):

@@ -97,8 +97,7 @@ def query(message: Message, context: Context) -> Message:
         state = _state(context, workspace, run)
         if state is not None:
             state.open()
-            if now.checkpoint is not None and own_data(context) is not None:
-                state.check_data(fingerprint_images(workspace.federation.data))
+            _check_data(state, now, workspace, context)
         elif now.checkpoint is not None and workspace.client_class.has_client_state(workspace.model, workspace.config):
             raise UserError("checkpoint_every and resume: --node-config needs state-dir, where this client remembers")
         _resolve_personal_paths(config, context, state)
@@ -117,7 +116,8 @@ def query(message: Message, context: Context) -> Message:
             "class-counts": partition.class_counts()[client].tolist(),
         }
     )
-    about = ConfigRecord({"own-data": has_own, "classes": list(data.loaded.class_names) if has_own else []})
+    classes, fingerprint = (list(data.loaded.class_names), "") if has_own else ([], data.fingerprint)
+    about = ConfigRecord({"own-data": has_own, "classes": classes, "fingerprint": fingerprint})
     return Message(RecordDict({codec.METRICS: answer, codec.CONFIG: about}), reply_to=message)
 
 
@@ -230,6 +230,12 @@ def _state(context: Context, workspace: Workspace, run: str) -> StateDir | None:
     return StateDir(folder, run, _partition_id(context), workspace.run.strategy.name)
 
 
+def _check_data(state: StateDir, now: Moment, workspace: Workspace, context: Context) -> None:
+    """Raise ``UserError`` if a client's own data changed since a run with checkpoints began."""
+    if now.checkpoint is not None and own_data(context) is not None:
+        state.check_data(fingerprint_images(workspace.federation.data))
+
+
 def _resolve_personal_paths(config: Mapping[str, Any], context: Context, state: StateDir | None) -> dict[str, str]:
     """Return the folders of ``save`` and ``load`` on this client: below its own state-dir, never where a server says.
 
@@ -266,6 +272,8 @@ def _open(message: Message, context: Context) -> Opened:
     workspace = _workspace(config, context)
     run, now = moment_of(config, str(context.run_id))
     received, state = codec.state_of(message.content, codec.ARRAYS), _state(context, workspace, run)
+    if state is not None:
+        _check_data(state, now, workspace, context)
     client = workspace.client_class(workspace, [partition], [codec.state_of(context.state, CLIENT_STATE)])
     report: dict[str, str | bool] = {}
     try:

@@ -19,8 +19,10 @@ WEIGHTS = ("model", "pretrained")
 DATA = (("dataset", "root"), ("dataset", "path"), ("partition", "root"), ("partition", "path"))
 # Networks that a server may name without the device owner's consent.
 NETWORKS = ("torch.nn", "torchvision.models")
-# The name of a data set of the hub, and never a folder.
-REPOSITORY_PATTERN = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+# Their arguments that download weights.
+DOWNLOADS = ("weights", "pretrained")
+# OWNER/NAME of the hub, and never a folder. A name without owner may stand for code that reads the working folder.
+REPOSITORY_PATTERN = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # Folder of data sets on a device without data-dir in its --node-config.
 DATA_DIR = "~/.cache/contrafed"
 
@@ -58,14 +60,16 @@ def _count(config: Mapping[str, Any], key: str) -> int:
 
 
 def check_paths(settings: str, data_dir: str, own_data: bool = False) -> None:
-    """Raise ``UserError`` if the server's settings name files outside ``data_dir``, the client's own choice.
+    """Raise ``UserError`` if the server's settings name files outside ``data_dir``, the client's own choice, or weights to
+    download.
 
     A client with ``own_data`` opens no data sets and lists, so their paths do not matter.
     """
     allowed, groups = Path(data_dir).expanduser().resolve(), json.loads(settings)
     repository = None if own_data else groups["dataset"].get("repository")
     if repository is not None and (not REPOSITORY_PATTERN.fullmatch(str(repository)) or Path(str(repository)).exists()):
-        raise UserError(f"dataset.repository={str(repository)[:100]!r} names no data set of the hub")
+        raise UserError(f"dataset.repository={str(repository)[:100]!r} names no data set of the hub. Fix: OWNER/NAME")
+    _check_downloads(groups["model"])
     for group, key in (WEIGHTS, *(() if own_data else DATA)):
         value = groups[group].get(key)
         if value is None or (group, key, value) == ("dataset", "path", GENERATED_PATH):
@@ -79,6 +83,17 @@ def check_paths(settings: str, data_dir: str, own_data: bool = False) -> None:
                 f"{group}.{key}={str(value)[:100]!r} is not below {allowed}, where this client has the files that a server "
                 "names. Fix: its --node-config data-dir may name another folder"
             )
+
+
+def _check_downloads(model: Mapping[str, Any]) -> None:
+    """Raise ``UserError`` if torchvision would download weights for the network that the settings name."""
+    args = model.get("args")
+    if not isinstance(args, dict) or not str(model.get("target")).startswith("torchvision."):
+        return
+    if found := [name for name, value in args.items() if name.startswith(DOWNLOADS) and value not in (None, False)]:
+        raise UserError(
+            f"model.args.{found[0][:100]}: this device downloads no weights for a server. Fix: model.pretrained=FILE"
+        )
 
 
 def check_modules(settings: str, modules: str) -> None:

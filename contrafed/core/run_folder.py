@@ -1,5 +1,6 @@
 """Read what a run wrote to its folder, to resume it or to report it."""
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,6 +52,15 @@ def read_config(folder: Path) -> dict[str, Any]:
     if "num_nodes" in stored:
         raise UserError(f"{folder}: a run of an older Contrafed, whose keys had other names. Fix: name another folder")
     return add_later_keys({str(key): value for key, value in stored.items()})
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """Return the summary in a run's folder, None if there is none or it cannot be read."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return summary if isinstance(summary, dict) else None
 
 
 def add_later_keys(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,6 +63,7 @@ def make_keys(folder: Path, hosts: Sequence[str], clients: int, days: int, renew
     if server.exists() and _read(server).issuer != ours:
         raise UserError(f"{server} is of another authority than {authority}; move it away to have one made here")
     hosts = [str(_alternative(host).value) for host in hosts]
+    _check_pairs(folder, clients)
     folder.mkdir(parents=True, exist_ok=True)
     made, renewed, soon = list[Path](), list[Path](), min(renew, days // 2)
     if not authority_key.exists():
@@ -95,6 +96,27 @@ def make_keys(folder: Path, hosts: Sequence[str], clients: int, days: int, renew
             public_file.write_bytes(text + b"\n")
             made.append(public_file)
     return Written(made, renewed)
+
+
+def _check_pairs(folder: Path, clients: int) -> None:
+    """Raise ``UserError`` for a private key that cannot be read, or whose public half is that of another key."""
+    form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    for name in (CA, SERVER):
+        private, public = folder / f"{name}.key", folder / f"{name}.pem"
+        if private.exists():
+            own = _private(private).public_key()
+            if public.exists() and _read(public).public_key() != own:
+                raise _build_pair_error(private, public)
+    for client in range(clients):
+        private, public = folder / f"client-{client}", folder / f"client-{client}.pub"
+        if private.exists():
+            words = _private(private, serialization.load_ssh_private_key).public_key().public_bytes(*form).split()
+            if public.exists() and public.read_bytes().split()[:2] != words[:2]:
+                raise _build_pair_error(private, public)
+
+
+def _build_pair_error(private: Path, public: Path) -> UserError:
+    return UserError(f"{public} is not of the key {private.name}. Fix: put the right one back, or delete both to begin anew")
 
 
 def days_left(certificate: Path) -> int:
@@ -198,7 +220,8 @@ def _write_certificate(path: Path, certificate: x509.Certificate) -> None:
 
 def _write_private(path: Path, key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> None:
     data = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    path.unlink(missing_ok=True)  # an older file would keep its permissions
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
 
 

@@ -28,6 +28,7 @@ class Answer:
     classes: list[str] = field(default_factory=list)
     key: str = ""  # SHA-256 of its public key, empty where keys are not bound
     num_validation: int = 0
+    fingerprint: str = ""  # of the run's data set as the client has it, empty with data of its own
 
     @staticmethod
     def read(node_id: int, content: RecordDict, num_clients: int, num_classes: int, name: str = "") -> "Answer":
@@ -46,6 +47,7 @@ class Answer:
             answer = Answer(node_id, partition, counts, int(values["num-test-examples"]), bool(about["own-data"]))
             answer.classes = [codec.words(name) for name in about["classes"]]  # type: ignore[union-attr]
             answer.num_validation = int(values.get("num-validation-examples", 0))
+            answer.fingerprint = codec.words(about.get("fingerprint", ""))[:LONGEST]
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise unreadable from error
         if not 0 <= partition < num_clients:

@@ -1,6 +1,5 @@
 """A Grid for devices, which connect and disconnect, and whose messages may be lost or unreadable."""
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +16,7 @@ from torch import Tensor
 from contrafed.core import codec
 from contrafed.core.client_run import ClientRun
 from contrafed.core.errors import UserError
-from contrafed.core.run_folder import read_config
+from contrafed.core.run_folder import read_config, read_summary
 from contrafed.data.federation import Federation
 from contrafed.data.own import facts_of
 from contrafed.engines.client_registry import Members, Registry
@@ -82,10 +81,11 @@ class DeviceGrid:
 
     def load_place(self, folder: Path, workspace: Workspace) -> str:
         """Return the id of the run of devices in ``folder``. Raises ``UserError`` if it was none, or if it saved no models."""
-        summary = folder / "summary.json"
-        run = str(json.loads(summary.read_text(encoding="utf-8")).get("run_id", "")) if summary.exists() else ""
+        run = str((read_summary(folder) or {}).get("run_id", ""))
         if not run:
-            raise UserError(f"evaluate_only: {folder} is no run of devices, which keep their personal models themselves")
+            raise UserError(
+                f"evaluate_only: {folder} has no summary.json of a run of devices, which keep their personal models themselves"
+            )
         if not read_config(folder).get("save_personal"):
             raise UserError(f"evaluate_only: the clients of {folder} kept no personal models; the run needs save_personal=true")
         return run

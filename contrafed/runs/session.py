@@ -55,8 +55,9 @@ from contrafed.server.replies import MAX_REPLY_OVERHEAD_BYTES, norm
 from contrafed.training.traffic import BYTES_PER_NUMBER, count_scalars
 from contrafed.training.workspace import Workspace, workspace_for
 
-# Names in a checkpoint's state: the norms of recent accepted replies.
+# Names in a checkpoint's state: the norms of recent accepted replies, and what is wrong with the global model.
 RECENT_NORMS = "recent upload norms"
+DIVERGENCE = "divergence"
 SIMULATED_TIME = "simulated time"  # the moment, and late replies
 
 # Called after every round with its number and metrics, named SCOPE/SPLIT/METRIC as the columns of metrics.csv.
@@ -327,6 +328,7 @@ class Session:
         found, state = resumed.server()
         self.model = {name: found[name] for name in self.model}  # older files have another order
         self.norms.recent = list(state.pop(RECENT_NORMS, []))
+        self.divergence = state.pop(DIVERGENCE, "")
         if self.strategy.time is not None:
             try:
                 self.strategy.time.restore(state.pop(SIMULATED_TIME))
@@ -349,7 +351,8 @@ class Session:
         if self.checkpoints is not None and every and server_round and server_round % every == 0:
             changed, own = self.grid.take_changed(), self.grid.own(server_round)
             logs, sums = self.recorder.sizes(), self.recorder.checksums()
-            state = self.strategy.state | {RECENT_NORMS: list(self.norms.recent), **self.selection.state()}
+            state = self.strategy.state | {RECENT_NORMS: list(self.norms.recent), DIVERGENCE: self.divergence}
+            state |= self.selection.state()
             if self.strategy.time is not None:
                 state[SIMULATED_TIME] = self.strategy.time.state()
             accepted, reads = self._any_accepted, self.strategy.planned.is_read

@@ -3,13 +3,13 @@
 import contextlib
 import fcntl
 import itertools
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from contrafed.core.errors import UserError
+from contrafed.core.run_folder import read_summary
 
 # The process that creates this file owns the folder. The recorder then fills it with the run's configuration.
 CLAIM = "config.yaml"
@@ -153,8 +153,5 @@ def make_folder(folder: Path) -> None:
 
 def read_finished_summary(folder: Path) -> dict[str, Any] | None:
     """Return the summary of a finished run, None for any other folder."""
-    try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return summary if isinstance(summary, dict) and summary.get("status") == "finished" else None
+    summary = read_summary(folder)
+    return summary if summary is not None and summary.get("status") == "finished" else None
