@@ -49,6 +49,7 @@ class PFedMeClient(Client):
     )
     own_model = True
     plain_sgd_reason = "its inner steps solve for theta at a rate of their own"
+    whole_training_reason = "each batch takes several steps"
     loss_names = ("task",)
 
     def init_client_state(self, received: Tensors) -> Tensors:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import close, config_of, digits_run, slow
+from tiny import run_tiny
 
 from contrafed.config.run_config import resolve
 from contrafed.core.client_run import choose
@@ -84,6 +85,12 @@ def test_a_trimmed_mean_cuts_as_many_as_are_said():
 def test_equal_replies_are_the_answer_and_a_lone_one_too(name):
     for count in (1, 2, 5):
         assert combine_points(name, [[2.0, -1.0]] * count, range(1, count + 1)) == pytest.approx([2, -1])
+
+
+@pytest.mark.parametrize("name", ["median", "trimmed_mean"])
+def test_an_aggregation_by_coordinate_goes_with_averaged_buffers(tmp_path, name):
+    run = ("engine=local", "num_rounds=1", "strategy=fedavg", "model=cnn_bn", f"aggregation={name}")
+    assert run_tiny(tmp_path / name, *run)[0]["status"] == "finished"
 
 
 @pytest.mark.parametrize("name", [name for name in MEDIANS if name != "norm_clip"])

@@ -255,11 +255,21 @@ def resolve_overrides(*overrides):
         (("attack=ipm", "num_clients=10"), "2 of 10 clients attack: attack=ipm"),
         (("attack=label_flip", "attack.clients=[0,3,4]", "num_clients=10"), "3 of 10 clients attack: attack=label_flip"),
         (("attack=ipm", "attack.fraction=0"), ""),
-        (("attack=ipm", "attack.clients=[3,9]", "held_out_clients=2", "num_clients=10"), "1 of 8 clients attack: attack=ipm"),
+        (("attack=ipm", "attack.clients=[3,7]", "held_out_clients=2", "num_clients=10"), "2 of 8 clients attack: attack=ipm"),
+        (("attack=ipm", "attack.fraction=0.5", "held_out_clients=2", "num_clients=10"), "4 of 8 clients attack: attack=ipm"),
     ],
 )
 def test_how_many_attack(asked, said):
     assert said_of_attackers(resolve_overrides(*asked)) == said
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_held_out_clients_keep_their_labels(seed):
+    flipped = resolve_overrides(
+        "attack=label_flip", "attack.fraction=0.5", "held_out_clients=6", "num_clients=10", f"seed={seed}"
+    ).client.flipped
+    assert len(flipped) == 2
+    assert max(flipped) < 4
 
 
 @pytest.mark.parametrize(("delta", "loose"), [("0.00001", False), ("0.24", False), ("0.25", True), ("0.9", True)])

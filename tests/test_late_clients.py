@@ -17,6 +17,7 @@ from helpers import (
     sized_workspace,
     slow,
 )  # fmt: skip
+from tiny import TINY_RUN
 
 from contrafed.core.client_run import choose
 from contrafed.data.clock import Clock, Speeds
@@ -184,3 +185,23 @@ def test_no_clock_leaves_no_trace(tmp_path):
 def test_shares_of_a_deadline():
     assert [read_deadline(text)[1] for text in ("q0.8", "q.5", "q1")] == [0.8, 0.5, 1]
     assert read_deadline(None) == (np.inf, None)
+
+
+@pytest.mark.parametrize("method", ["fedpac", "mpfedcon"])
+def test_losses_of_a_phase_are_of_the_clients_that_came_to_it(tmp_path, method):
+    """A client without a step of a phase has no loss of it, alone and in a stack."""
+    asked = (
+        *TINY_RUN, "engine=local", "num_rounds=2", "participation=full", f"strategy={method}", "strategy.local.iterations=3",
+        "strategy.local.epochs=null", "clock=lognormal", "clock.step_sigma=1.0", "participation.deadline=q0.5",
+        "participation.late=partial",
+    )  # fmt: skip
+    found = []
+    for size in (1, 6):
+        run(config_of(*asked, f"engine.stack_size={size}", f"output_dir={tmp_path}/{size}"))
+        rows = read_rows(tmp_path / str(size) / "metrics.csv")
+        found.append(
+            {(row["round"], row["scope"], row["metric"]): float(row["value"]) for row in rows if row["split"] == "fit"}
+        )
+    assert found[0].keys() == found[1].keys()
+    assert len(found[0]) > 2
+    assert list(found[0].values()) == pytest.approx(list(found[1].values()), rel=1e-4)

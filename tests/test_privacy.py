@@ -2,8 +2,10 @@
 
 import importlib.util
 import math
+import re
 import secrets
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import torch
 from flwr.supercore import privacy_accounting as flower
 from flwr.supercore.privacy_accounting.rdp_accountant import RdpAccountant
 from helpers import config_of, same, slow
+from messages import ROOT
 from safetensors import safe_open
 from safetensors.torch import load_file
 from scipy.optimize import brentq
@@ -18,12 +21,14 @@ from scipy.stats import norm
 from stopped import SMALL_RUN, equal, outcome
 from tiny import TINY_RUN, run_tiny
 
-from contrafed.config.method import make_norm_limit
+from contrafed.config.method import make_norm_limit, try_method
 from contrafed.config.run_config import resolve
+from contrafed.core.display_names import name_method
 from contrafed.core.errors import UserError
 from contrafed.core.privacy import central, laplace, local
 from contrafed.core.privacy.mechanism import noise
 from contrafed.core.randomness import torch_generator
+from contrafed.core.registry import choices
 from contrafed.engines.worker import FIRST_NODE_ID
 from contrafed.runs.output import print_summary
 from contrafed.runs.run import run
@@ -171,6 +176,24 @@ def test_every_rule_that_sums_goes_with_central_privacy(tmp_path, name):
     spent = run_tiny(tmp_path / "run", f"strategy={name}", "engine=local", "num_rounds=2", "privacy=central", "eval_every=2")[0]
     assert spent["failures"] == spent["replies_rejected"] == 0
     assert spent["epsilon"] > 0
+
+
+def test_the_page_names_the_methods_that_privacy_refuses():
+    """RELIABILITY.md has the same lists as the code."""
+    page = (ROOT / "docs" / "RELIABILITY.md").read_text(encoding="utf-8")
+    refused = {}
+    for name in choices("strategy"):
+        run = partial(config_of, f"strategy={name}")
+        for kind in ("central", "local", "laplace"):
+            try:
+                try_method(resolve(run(f"privacy={kind}")))
+            except UserError:
+                refused.setdefault(kind, set()).add(name_method(name))
+    assert refused["local"] == refused["laplace"] < refused["central"]
+    alone = re.search(r"\*\*Refused by `central` alone\*\*: ([^.]*)\.", page)[1]
+    every = re.search(r"\*\*Refused by all three\*\*: ([^.]*)\.", page)[1]
+    assert {word.strip() for word in alone.split(",")} == refused["central"] - refused["local"]
+    assert {word.strip() for word in every.split(",")} == refused["local"]
 
 
 def test_with_amplification_a_round_that_nobody_came_to_has_noise_too(tmp_path):

@@ -68,7 +68,8 @@ MISTAKES = {
     "participation.late": [
         "clock=lognormal participation.late=stale",
         *(f"{LATE} participation.late=stale strategy={name}" for name in ("scaffold", "fedcrl")),
-        *(f"{LATE} participation.late=partial strategy={name}" for name in ("scaffold", "fedavg strategy.server=fednova"))],
+        *(f"{LATE} participation.late=partial strategy={name}"
+          for name in ("scaffold", "pfedme", "fedavg strategy.server=fednova"))],
     "participation.selct": ["participation=full participation.selct=3"],
     "participation.loss_rate": [f"participation=full participation.loss_rate={value}" for value in (-0.1, 1.5, "often")],
     "participation.beta": ["participation=bernoulli participation.beta=0"],
@@ -106,9 +107,10 @@ MISTAKES = {
     "attack": [
         "strategy=local attack=alie", f"{BUFFER} attack=alie",
         *(f"strategy=fedavg attack={name} attack.fraction=1 num_clients=4" for name in ("ipm", "alie")),
-        *(f"strategy=fedavg attack=ipm num_clients=10 held_out_clients=2 attack.clients={clients}"
-          for clients in ("[8,9]", "[0,1,2,3,4,5,6,7]"))],
-    "attack.clients": ["attack=ipm attack.clients=[50]", "attack=label_flip attack.clients=[-1]"],
+        "strategy=fedavg attack=ipm num_clients=10 held_out_clients=2 attack.clients=[0,1,2,3,4,5,6,7]"],
+    "attack.clients": [
+        "attack=ipm attack.clients=[50]", "attack=label_flip attack.clients=[-1]",
+        "strategy=fedavg attack=label_flip num_clients=10 held_out_clients=2 attack.clients=[0,8]"],
     "attack.fraction": ["attack=alie attack.fraction=1.5", "strategy=fedavg attack=ipm attack.fraction=0.04 num_clients=10"],
     "attack.z": ["attack=alie attack.z=-1"],
     "attack.factor": ["attack=scale attack.factor=0"],
@@ -133,7 +135,8 @@ MISTAKES = {
     "privacy.amplification": [
         f"{SAMPLED_RUN} participation=markovian".replace("participation=bernoulli participation.beta=null ", ""),
         *(f"{SAMPLED_RUN} {change}" for change in (
-            "participation.beta=0.1", "participation.select=3", "participation.loss_rate=1", "strategy.weights=uniform")),
+            "participation.beta=0.1", "participation.select=3", "participation.loss_rate=1", "strategy.weights=uniform",
+            "clock=lognormal participation.deadline=q0.5")),
     ],
     # What would reveal a rejected reply.
     "engine.max_norm": ["strategy=fedavg privacy=central engine.max_norm=5"],
@@ -167,7 +170,9 @@ MISTAKES_WITH_DATA = {
         "strategy=fedavg select_on=validation",
         "strategy=fedper select_on=validation dataset.validation_fraction=0.2 partition.test_fraction=0.2",
         "strategy=fedper select_on=validation dataset.validation_fraction=0.2 partition.test_fraction=0"],
-    "model.buffers": ["strategy=fedavg model=cnn_bn privacy=local"],
+    "model.buffers": ["strategy=fedavg model=cnn_bn privacy=local", *(
+        f"strategy=fedavg model=cnn_bn aggregation={name}"
+        for name in ("krum", "multi_krum", "norm_clip", "geometric_median"))],
     "target_accuracy": ["strategy=fedper target_accuracy=0.5", "strategy=fedper eval_clients=false target_accuracy=0.5"],
     "eval_clients": ["strategy=fedper eval_clients=true", "strategy=fedper eval_clients=true partition=sampled"],
     "held_out_clients": ["held_out_clients=4", "held_out_clients=1"],

@@ -6,7 +6,7 @@
 import contextlib
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -54,15 +54,23 @@ def check_model(run: Run, model: SplitModel) -> None:
             raise UserError(f"{what} {fault}")
     _check_patterns(run, client, model)
     broadcast_spec, upload_spec = messages
-    names = [name.partition("/")[2] for name in upload_spec]
-    if run.privacy.name != "none" and (bare := [name for name in names if name in model.buffer_names]):
-        raise UserError(
-            f"model.buffers: privacy={run.privacy.name} adds no noise to {bare[0]}. Fix: model.buffers=local or frozen"
-        )
+    _check_buffers(run, model, [name.partition("/")[2] for name in upload_spec])
     if not isinstance(run.privacy.config, none.Config):
         count_protected_kinds(list(upload_spec), list(broadcast_spec), strategy.name)
     if run.attack.name != "none" and not run.attack.config.flips_labels and not upload_spec:
         raise UserError(f"attack={run.attack.name}: strategy={strategy.name} sends nothing that attackers could change")
+
+
+def _check_buffers(run: Run, model: SplitModel, names: Sequence[str]) -> None:
+    """Raise ``UserError`` if averaged buffers among the tensors ``names`` do not go with the privacy or the aggregation."""
+    sent, aggregation = [name for name in names if name in model.buffer_names], make_aggregation(run.aggregation)
+    fault = ""
+    if sent and run.privacy.name != "none":
+        fault = f"privacy={run.privacy.name} adds no noise to {sent[0]}"
+    elif sent and aggregation is not None and not aggregation.by_coordinate:
+        fault = f"aggregation={run.aggregation.name} compares whole updates, and {sent[0]} is no part of one"
+    if fault:
+        raise UserError(f"model.buffers: {fault}. Fix: model.buffers=local or frozen")
 
 
 def check_batches(run: Run, model: SplitModel, sizes: np.ndarray) -> None:

@@ -291,7 +291,7 @@ def wrong_labels(attack: Choice, top: Top) -> tuple[int, ...]:
     from contrafed.engines.attack import Attackers
 
     flips = isinstance(attack.config, Attackers) and attack.config.flips_labels
-    return attack.config.among(top.num_clients, top.seed) if flips else ()
+    return attack.config.among(top.num_trained, top.seed) if flips else ()
 
 
 def _check_keys(strategy: Mapping[str, Any]) -> None:

@@ -105,8 +105,8 @@ def check_privacy(privacy: Choice, server: Choice, participation: Choice) -> Non
         return
     if reason := strategy_class_of(server).needs_individual_updates(server.config):
         raise UserError(
-            f"privacy=central adds noise to one weighted sum of clipped updates, but strategy.server={server.name} {reason}; "
-            "privacy=local goes with any strategy"
+            f"privacy=central adds noise to one weighted sum of clipped updates, but strategy.server={server.name} {reason}. "
+            "Fix: a strategy with one weighted sum, such as strategy.server=fedavg"
         )
     if privacy.config.amplification:
         _check_sampling(server, participation)
@@ -124,6 +124,10 @@ def _check_sampling(server: Choice, participation: Choice) -> None:
     elif getattr(server.config, "weights", None) not in strategy_class_of(server).fixed_weights:
         wrong = (
             "a client's weight depends on who else takes part; with strategy=fedavg strategy.weights=all_clients it is fixed"
+        )
+    elif isinstance(config.deadline, str):
+        wrong = (
+            "who else takes part decides whether a client is late; a participation.deadline in seconds does not depend on it"
         )
     elif config.loss_rate == 1:
         wrong = "participation.loss_rate=1 leaves no reply"
@@ -203,7 +207,7 @@ def check_schedule(chosen: Mapping[str, Choice], server: Choice, top: Any) -> No
 def check_attack(attack: Choice, client: ClientRun, num_trained: int) -> None:
     """Raise ``UserError`` for a malformed attack of the user's, or for unusable attackers.
 
-    Attackers are unusable if all of them are held out, or if they need honest clients and leave none of ``num_trained``.
+    Attackers are unusable if they need honest clients and leave none of ``num_trained``.
     """
     if attack.name == "none":
         return
@@ -212,9 +216,6 @@ def check_attack(attack: Choice, client: ClientRun, num_trained: int) -> None:
         raise UserError(f"attack={attack.name}: Config of {attack.module.__name__} {wanted}")
     if not attack.config.flips_labels:
         registry.only_subclass(attack.module, Attack)
-    attackers = attack.config.among(client.num_clients, client.seed)
-    training = [attacker for attacker in attackers if attacker < num_trained]
-    if attackers and not training:
-        raise UserError(f"attack={attack.name}: its {len(attackers)} clients are held out, and never train")
-    if attack.config.needs_honest and len(training) == num_trained:
+    attackers = attack.config.among(num_trained, client.seed)
+    if attack.config.needs_honest and len(attackers) == num_trained:
         raise UserError(f"attack={attack.name}: all {num_trained} clients attack, and use the changes of those that do not")

@@ -35,15 +35,15 @@ class Attackers:
     fraction: Annotated[float, Range(ge=0, le=1)]
     clients: tuple[int, ...] | None
 
-    def among(self, num_clients: int, seed: int) -> tuple[int, ...]:
-        """Return the attackers, ascending. Raises ``UserError`` for a client that does not exist."""
+    def among(self, num_trained: int, seed: int) -> tuple[int, ...]:
+        """Return the attackers among the clients that may train, ascending. Raises ``UserError`` for one that is none."""
         if self.clients is None:
-            found = draw_attackers(self.fraction, num_clients, seed)
+            found = draw_attackers(self.fraction, num_trained, seed)
             if self.fraction and not found:
-                raise UserError(f"attack.fraction={self.fraction:g} of num_clients={num_clients} makes no attacker")
+                raise UserError(f"attack.fraction={self.fraction:g} of {num_trained} clients makes no attacker")
             return found
-        if wrong := [client for client in self.clients if not 0 <= client < num_clients]:
-            raise UserError(f"attack.clients: client {wrong[0]} is not in 0..{num_clients - 1} (num_clients={num_clients})")
+        if wrong := [client for client in self.clients if not 0 <= client < num_trained]:
+            raise UserError(f"attack.clients: client {wrong[0]} is not in 0..{num_trained - 1}, the clients that may train")
         return tuple(sorted(set(self.clients)))
 
     @property
@@ -114,12 +114,12 @@ class AttackedGrid:
         return replies
 
 
-def wrap_in_attack(grid: RunGrid, choice: Choice, num_clients: int, seed: int) -> RunGrid:
+def wrap_in_attack(grid: RunGrid, choice: Choice, num_trained: int, seed: int) -> RunGrid:
     """Return the Grid with the chosen attack, or the Grid itself if updates stay unchanged."""
     if not registry.own_subclasses(choice.module, Attack):
         return grid
     attack = registry.only_subclass(choice.module, Attack)(choice.config, seed)
-    return cast(RunGrid, AttackedGrid(grid, attack, choice.config.among(num_clients, seed)))
+    return cast(RunGrid, AttackedGrid(grid, attack, choice.config.among(num_trained, seed)))
 
 
 def change_of(message: Message, reply: Message) -> Tensors:

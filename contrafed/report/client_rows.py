@@ -26,4 +26,4 @@ def _list_attackers(config: Mapping[str, Any]) -> tuple[int, ...]:
         return ()
     if attack.get("clients") is not None:
         return tuple(attack["clients"])
-    return draw_attackers(attack["fraction"], config["num_clients"], config["seed"])
+    return draw_attackers(attack["fraction"], config["num_clients"] - config.get("held_out_clients", 0), config["seed"])

@@ -97,8 +97,7 @@ def said_of_attackers(run: Run) -> str:
 def list_attackers(run: Run) -> tuple[int, ...]:
     """Return the clients of a run that train and attack, ascending."""
     config = run.attack.config
-    attackers = config.among(run.num_clients, run.seed) if isinstance(config, Attackers) else ()
-    return tuple(attacker for attacker in attackers if attacker < run.num_trained)
+    return config.among(run.num_trained, run.seed) if isinstance(config, Attackers) else ()
 
 
 def said_of_untrained_classes(run: Run, data: ImageData, counts: np.ndarray) -> str:
@@ -149,6 +148,5 @@ def said_of_attack(run: Run) -> dict[str, Any]:
     """Return attackers, attack and aggregation for the summary, empty without them."""
     found: dict[str, Any] = {} if run.aggregation.name == "mean" else {"aggregation": run.aggregation.name}
     if isinstance(run.attack.config, Attackers):
-        attackers = run.attack.config.among(run.num_clients, run.seed)
-        found |= {"attack": run.attack.name, "attackers": list(attackers)}
+        found |= {"attack": run.attack.name, "attackers": list(list_attackers(run))}
     return found

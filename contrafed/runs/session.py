@@ -71,7 +71,7 @@ class Session:
         """Prepare everything up to the first round. ``on_round`` is as in ``contrafed.run``. Raises ``UserError``."""
         assert run.folder is not None
         self.run, self.folder = run, run.folder
-        self.grid = grid = wrap_in_attack(grid, run.attack, run.num_clients, run.seed)
+        self.grid = grid = wrap_in_attack(grid, run.attack, run.num_trained, run.seed)
         self.workspace = workspace_for(run.client.to_json())
         images = self.workspace.federation.data.fingerprint
         self.fingerprint = fingerprint_run(images, run.client.partition, run.participation, run.clock)

@@ -1,7 +1,7 @@
 """Define the base class of aggregations, and call Flower's array functions for some of them."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ from contrafed.core.tensors import Tensors, on_host
 
 class Aggregation:
     """Replaces the mean of the clients' updates."""
+
+    # Whether each number is combined by itself. Others compare whole updates, in which counters of BatchNorm would weigh most.
+    by_coordinate: ClassVar[bool] = False
 
     def __init__(self, config: Any) -> None:
         self.config = config

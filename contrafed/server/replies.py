@@ -182,12 +182,13 @@ class Replies(Sequence[Reply]):
         return {name: begun[name] + change[name] for name in change}
 
     def mean_metrics(self) -> dict[str, float]:
-        """Return the example-weighted means of the metrics that every reply has."""
-        if not self._replies:
-            return {}
-        weights = self.num_examples / self.num_examples.sum()
-        names = [name for name in self._replies[0].metrics if all(name in reply.metrics for reply in self._replies)]
-        return {n: float(sum(w * r.metrics[n] for w, r in zip(weights, self._replies, strict=True))) for n in names}
+        """Return the example-weighted mean of each metric over the replies that have it."""
+        found = {}
+        for name in dict.fromkeys(name for reply in self._replies for name in reply.metrics):
+            rows = [row for row, reply in enumerate(self._replies) if name in reply.metrics]
+            weights = self.num_examples[rows] / self.num_examples[rows].sum()
+            found[name] = float(sum(w * self._replies[row].metrics[name] for w, row in zip(weights, rows, strict=True)))
+        return found
 
 
 def largest(upload_spec: Mapping[str, tuple[int, ...]]) -> int:

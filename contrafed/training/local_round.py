@@ -325,10 +325,13 @@ def _make_score_sums(client: Any, confused: bool) -> Callable[..., Tensors]:
 
 
 def _means(client: Any, clients: int) -> list[dict[str, float]]:
-    """Return each client's mean losses over the examples that had them, over all phases."""
+    """Return each client's mean losses over the examples that had them, over all phases.
+
+    A client that stopped before a phase has no loss of it.
+    """
     totals: Tensors = {}
     for losses in client.losses:
         for name, found in losses.sums().items():
             totals[name] = totals[name] + found if name in totals else found
-    means = {name: (total[0] / total[1].clamp_min(1)).tolist() for name, total in totals.items()}
-    return [{name: values[k] for name, values in means.items()} for k in range(clients)]
+    means = {name: torch.stack((total[0] / total[1].clamp_min(1), total[1])).tolist() for name, total in totals.items()}
+    return [{name: mean[k] for name, (mean, count) in means.items() if count[k]} for k in range(clients)]

@@ -21,6 +21,8 @@ class Median(Aggregation):
     Source: Yin et al. 2018, with Flower's arithmetic.
     """
 
+    by_coordinate = True
+
     def combine(self, changes: Sequence[Tensors], weights: np.ndarray) -> Tensors:
         """Return the medians. For an even number of replies they are the mean of the middle two."""
         return by_flower(aggregate_median, changes, weights)

@@ -25,6 +25,8 @@ class TrimmedMean(Aggregation):
     Source: Yin et al. 2018, with Flower's arithmetic.
     """
 
+    by_coordinate = True
+
     def combine(self, changes: Sequence[Tensors], weights: np.ndarray) -> Tensors:
         """Return the trimmed means."""
         # Flower cuts int(share * m) at each end. A quarter of a reply more guards against rounding down.
