@@ -79,9 +79,10 @@ def run_job(config: DictConfig) -> float | None:
         finally:
             remove_empty(folder)
         print_summary(summary, summary["folder"])
+        reached = read_objective(summary, run.objective)
         if notice := warn_of_objective(summary, run.objective):
             print(notice, flush=True)
-        return read_objective(summary, run.objective)
+        return reached
 
 
 @contextlib.contextmanager

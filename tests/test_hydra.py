@@ -79,6 +79,18 @@ def test_optuna_maximises_the_objective(call_command, tmp_path, monkeypatch):
     assert shown.returncode == 2  # -m and --cfg exclude each other
 
 
+def test_a_search_that_evaluates_nothing_ends_with_its_first_run(call_command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sweeper = ("hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=1")
+    asked = (*QUICK_RUN, "strategy=fedper", "strategy.local.lr=choice(0.1,0.2)", "output_dir=jobs")
+    done = call_command("-m", *sweeper, *asked)
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: objective: ")
+    assert "selects on test data" not in done.stdout
+    assert [path.name for path in (tmp_path / "jobs").glob("*/")] == ["0"]
+
+
 def test_the_objective_is_what_a_summary_leads_with_or_the_number_that_is_named():
     summary = {"accuracy_final": 0.5, "personal_accuracy_mean": 0.75, "rounds": 3, "status": "finished", "interrupted": False}
     assert read_objective(summary, None) == 0.75

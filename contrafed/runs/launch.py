@@ -71,22 +71,34 @@ def check_objective(run: Run) -> None:
 
 
 def read_objective(summary: Mapping[str, Any], name: str | None) -> float | None:
-    """Return the number of a summary that a search maximises. Raises ``UserError`` if it has none of this name."""
+    """Return the number of a summary that a search maximises.
+
+    Raises:
+        UserError: If it has none of this name, or if a search has none at all.
+    """
     if name is None:
         leading = LEADING_METRICS[summary.get("select_on") or "test"]
         found = next((summary[key] for key in leading if summary.get(key) is not None), None)
     elif isinstance(found := summary.get(name), bool) or not isinstance(found, int | float):
         numbers = [key for key, value in summary.items() if isinstance(value, int | float) and not isinstance(value, bool)]
         raise unknown("objective", name, numbers)
+    if found is None and _is_search():
+        raise UserError(f"objective: nothing was evaluated: {summary.get('not_evaluated') or 'there are no test examples'}")
     return None if found is None else float(found)
 
 
 def warn_of_objective(summary: Mapping[str, Any], name: str | None) -> str:
     """Return the notice of a search whose objective is an accuracy on test data, empty for others."""
-    job = HydraConfig.get()
-    searches = job.mode == RunMode.MULTIRUN and not any(name in str(job.sweeper.get("_target_")) for name in GRID_SWEEPERS)
     on_test = summary.get("select_on") == "test" if name is None else "validation" not in name and "accuracy" in name
-    return warn_of_test_data("objective") if searches and on_test else ""
+    return warn_of_test_data("objective") if _is_search() and on_test else ""
+
+
+def _is_search() -> bool:
+    """Return whether this process runs a job of a search."""
+    if not HydraConfig.initialized():
+        return False
+    job = HydraConfig.get()
+    return job.mode == RunMode.MULTIRUN and not any(name in str(job.sweeper.get("_target_")) for name in GRID_SWEEPERS)
 
 
 def note_missing(folder: Path) -> None:
