@@ -1,5 +1,6 @@
 """Many machines: a Ray cluster of two loopback addresses, by the commands of docs/many-machines.md, and the SLURM script."""
 
+import json
 import os
 import secrets
 import shlex
@@ -31,7 +32,7 @@ def page_command(start):
 
 @pytest.fixture
 def cluster(tmp_path):
-    """Start two Ray nodes by the page's commands, and return the head's address and the environment with the token."""
+    """Start two Ray nodes by the page's commands. Return the head's address, the environment with the token, and both."""
     (port,) = free_ports(1)
     (tmp_path / "ray-token").write_text(secrets.token_hex(32))
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "ray-token")}
@@ -47,8 +48,8 @@ def cluster(tmp_path):
             with (tmp_path / f"ray-{len(processes)}.log").open("w") as log:
                 started = subprocess.Popen(command, env=env, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
             processes.append(started)
-            wait_for_ray(tmp_path / f"ray-{len(processes) - 1}.log", started)
-        yield f"{HEAD}:{port}", env
+            wait_for_text("Ray runtime started", tmp_path / f"ray-{len(processes) - 1}.log", started)
+        yield f"{HEAD}:{port}", env, processes
     finally:
         for one in reversed(processes):
             one.send_signal(signal.SIGTERM)  # it ends its own processes
@@ -59,9 +60,9 @@ def cluster(tmp_path):
                 os.killpg(one.pid, signal.SIGKILL)
 
 
-def wait_for_ray(log, process, seconds=180):
+def wait_for_text(text, log, process, seconds=180):
     end = time.monotonic() + seconds
-    while "Ray runtime started" not in log.read_text():
+    while text not in log.read_text():
         assert process.poll() is None and time.monotonic() < end, log.read_text()  # noqa: PT018
         time.sleep(0.2)
 
@@ -75,7 +76,7 @@ def run_main(folder, env, *arguments):
 
 @pytest.mark.slow
 def test_two_nodes_run_a_run_and_a_sweep_with_the_bytes_of_one(cluster, tmp_path):
-    address, env = cluster
+    address, env, _ = cluster
     both = ["engine=ray", f"engine.address={address}"]
     nodes = (
         "import ray; ray.init(address='auto', logging_level=50); print(sorted(n['NodeManagerAddress'] for n in ray.nodes()))"
@@ -91,6 +92,40 @@ def test_two_nodes_run_a_run_and_a_sweep_with_the_bytes_of_one(cluster, tmp_path
     for folder in ("run", "sweep/0", "sweep/1"):
         for file in ("metrics.csv", "clients.csv", "model.safetensors"):
             assert (tmp_path / "cluster" / folder / file).read_bytes() == (tmp_path / "one" / folder / file).read_bytes()
+
+
+def kill_machine(process):
+    """Kill all processes of a Ray node at once."""
+    found = [process.pid]
+    for pid in found:  # which grows
+        found += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_run_that_lost_a_machine_ends_in_one_line_and_resumes(cluster, tmp_path):
+    address, env, processes = cluster
+    rounds = ["strategy=moon", *SMALL, "num_rounds=60", "checkpoint_every=1"]
+    command = [*rounds, "engine=ray", f"engine.address={address}", "output_dir=cluster/run"]
+    with (tmp_path / "run.log").open("w") as log:
+        words = [sys.executable, str(ROOT / "main.py"), *command]
+        started = subprocess.Popen(words, cwd=tmp_path, env=env, stdout=log, stderr=log)
+    try:
+        wait_for_text("participants   6", tmp_path / "run.log", started)
+        kill_machine(processes[1])
+        started.wait(180)
+    finally:
+        started.kill()
+    said = (tmp_path / "run.log").read_text()
+    assert started.returncode == 1, said
+    assert said.count("engine=ray: a machine of the cluster is gone. Fix: ") == 1, said
+    assert "Traceback" not in said
+    assert json.loads((tmp_path / "cluster" / "run" / "summary.json").read_text())["status"] == "failed"
+    run_main(tmp_path, env, *command, "resume=latest")
+    run_main(tmp_path, env, *rounds, "engine=local", "output_dir=one/run")
+    for file in ("metrics.csv", "clients.csv", "model.safetensors"):
+        assert (tmp_path / "cluster" / "run" / file).read_bytes() == (tmp_path / "one" / "run" / file).read_bytes()
 
 
 def test_each_task_of_a_slurm_array_runs_its_shard(tmp_path):

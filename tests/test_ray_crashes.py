@@ -1,4 +1,4 @@
-"""Killed Ray workers in training, in evaluation, between rounds, or for lack of memory: the numbers stay."""
+"""Killed Ray workers in training, in evaluation, between rounds, or for lack of memory: the numbers stay. Lost machines."""
 
 import json
 import os
@@ -6,11 +6,13 @@ import signal
 from types import SimpleNamespace
 
 import pytest
-from tiny import HALF_AVAILABLE, TINY_RUN, equals_local, run_tiny
+from tiny import HALF_AVAILABLE, TINY_RUN, equals_local, run_tiny, tiny_workspace, train_message
 
 import contrafed.engines.ray
 from contrafed.core.errors import RunStopped
 from contrafed.engines import ray_liveness
+from contrafed.engines.ray_worker import BatchJob, unpack_messages
+from contrafed.engines.worker import BatchRunner, identify
 from contrafed.runs.run import compose, run
 
 KILLS = 3  # in each run
@@ -163,3 +165,92 @@ def test_only_rays_vital_processes_end_a_run(monkeypatch):
         dead.append("raylet")
         raise OSError("broken pipe")
     assert isinstance(stopped.value.__cause__, OSError)
+
+
+@pytest.fixture
+def machines(monkeypatch):
+    """Let Ray have two machines. Return the list, in which a test changes what lives."""
+    import ray
+
+    found = [{"NodeID": name, "Alive": True} for name in ("one", "two")]
+    monkeypatch.setattr(ray, "nodes", lambda: found)
+    monkeypatch.setattr(ray_liveness, "find_dead_processes", list)
+    return found
+
+
+def test_a_machine_that_is_gone_ends_a_run_and_one_that_joins_does_not(machines, expect_error):
+    known = ray_liveness.find_machines()
+    machines.append({"NodeID": "three", "Alive": True})
+    ray_liveness.check_ray(machines=known)
+    machines[2]["Alive"] = False
+    ray_liveness.check_ray(machines=known)
+    machines[1]["Alive"] = False
+    with expect_error("engine", RunStopped):
+        ray_liveness.check_ray(machines=known)
+    machines[1] = {"NodeID": "its new id", "Alive": True}
+    with pytest.raises(RunStopped), ray_liveness.report_dead_ray(known):
+        raise ValueError("what came of it")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("of_worker", [False, True])
+def test_lost_objects_end_a_run_in_one_line(machines, expect_error, count, of_worker):
+    """A worker's error is of its own class and of Ray's, with a traceback as its text."""
+    import ray
+
+    lost = ray.exceptions.ObjectReconstructionFailedError("00", None, "", 0)
+    if of_worker:
+        lost = ray.exceptions.RayTaskError("run", "Traceback\n...", ray_liveness.StateLost("lost")).as_instanceof_cause()
+    del machines[count:]
+    with expect_error("engine", RunStopped) as stopped, ray_liveness.report_dead_ray(ray_liveness.find_machines()):
+        raise lost
+    assert stopped.value.__cause__ is lost
+
+
+def test_a_state_that_ray_lost_is_no_fault_of_the_client(monkeypatch):
+    """Else the client would fail in every round, and the run would go on."""
+    import ray
+
+    identify()
+    workspace = tiny_workspace("strategy=pmfl")[1]
+    message = train_message(workspace, "{}")
+
+    def get(ref):
+        raise ray.exceptions.ObjectLostError("00", None, "")
+
+    monkeypatch.setattr(ray, "get", get)
+    worker = object.__new__(contrafed.engines.ray.Worker)
+    worker.runner, worker.fetching = BatchRunner(6, 1), 0.0
+    records, (rest,) = unpack_messages([message])
+    with pytest.raises(ray_liveness.StateLost):
+        worker._results(records, BatchJob([rest], None, None, None), ["a reference"], [None])
+
+
+@pytest.mark.parametrize("failing", ["silent", "dead"])
+def test_a_dispatch_asks_for_the_machines_when_a_worker_does_not_answer(monkeypatch, machines, failing):
+    import ray
+
+    identify()
+    message, replaced = train_message(tiny_workspace("strategy=fedavg")[1], "{}"), []
+
+    class Grid(SimpleNamespace):
+        near, workers, stateful, stack_size, whole_stacks = [False], [None], False, 1, True
+        machines, pace = ray_liveness.find_machines(), {}
+        pool = SimpleNamespace(take=lambda rows: None)
+
+        def replace(self, worker):
+            replaced.append(worker)
+
+    def get(ref):
+        raise ray.exceptions.ActorDiedError
+
+    def submit(dispatch, worker, rows):
+        dispatch.pending["reference"] = contrafed.engines.ray._Batch(worker, rows, [], None)
+
+    monkeypatch.setattr(contrafed.engines.ray._Dispatch, "_submit", submit)
+    monkeypatch.setattr(ray, "wait", lambda refs, **_: (refs if failing == "dead" else [], []))
+    monkeypatch.setattr(ray, "get", get)
+    machines[1]["Alive"] = False
+    with pytest.raises(RunStopped, match="a machine of the cluster is gone"):
+        contrafed.engines.ray._Dispatch(Grid(ray=ray), [message], None).run()
+    assert replaced == []

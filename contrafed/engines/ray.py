@@ -31,6 +31,7 @@ from contrafed.engines.ray_liveness import (
     Heartbeats,
     check_ray,
     find_dead_processes,
+    find_machines,
     report_dead_ray,
 )
 from contrafed.engines.ray_start import start_ray, stop_ray
@@ -111,6 +112,7 @@ class RayGrid(VirtualGrid):
 
         super().__init__(workspace.run.num_clients)
         self.ray = ray
+        self.machines = find_machines()
         resources = ray.cluster_resources()
         gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
         per_worker = share_of(config, gpus)
@@ -157,15 +159,15 @@ class RayGrid(VirtualGrid):
     def execute(self, messages: Sequence[Message], timeout: float | None) -> list[Message | None]:
         """Give batches to workers, longest first. Workers that die are replaced, and their messages run again.
 
-        Raises ``RunStopped`` if Ray itself ended.
+        Raises ``RunStopped`` if Ray itself ended, or if a machine of the cluster is gone.
         """
-        with report_dead_ray():
+        with report_dead_ray(self.machines):
             return _Dispatch(self, messages, timeout).run()
 
     def take_changed(self) -> dict[int, dict[str, torch.Tensor]]:
         """Return the client states that changed since the last call, read from Ray's store in place."""
         changed, self.changed = sorted(self.changed), set()
-        with report_dead_ray():
+        with report_dead_ray(self.machines):
             states = self.ray.get([self.client_states[client] for client in changed])
         return {
             client - FIRST_NODE_ID: codec.state_of(state, CLIENT_STATE) for client, state in zip(changed, states, strict=True)
@@ -258,7 +260,7 @@ class _Dispatch:
             left = BEAT_SECONDS if self.ends is None else self._compute_seconds_left() + GRACE_SECONDS
             ready, _ = self.ray.wait(list(self.pending), num_returns=1, timeout=min(left, BEAT_SECONDS))
             if not ready:
-                check_ray()
+                check_ray(machines=self.grid.machines)
                 if self.ends is not None and time.monotonic() >= self.ends + GRACE_SECONDS:
                     self._give_up()  # these workers hang, so their clients have not answered in time
                     break
@@ -272,7 +274,7 @@ class _Dispatch:
                 self.ray.exceptions.WorkerCrashedError,
                 self.ray.exceptions.OutOfMemoryError,
             ) as error:
-                check_ray(error)
+                check_ray(error, self.grid.machines)
                 self._replace_dead_worker(batch, error)
                 self._feed(batch.worker)
                 continue

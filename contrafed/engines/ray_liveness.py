@@ -1,4 +1,7 @@
-"""Notice that Ray itself ended, or that a worker does not run any more. Workers count heartbeats in Ray's key-value store."""
+"""Notice that Ray itself ended, that a machine of a cluster is gone, or that a worker does not run any more.
+
+Workers count heartbeats in Ray's key-value store.
+"""
 
 import contextlib
 import itertools
@@ -84,21 +87,49 @@ def find_dead_processes() -> list[str]:
     return [] if node is None else [name for name, _ in node.dead_processes() if name in VITAL_PROCESSES]
 
 
+def find_machines() -> frozenset[str]:
+    """Return the ids of the machines that Ray has now. A machine that comes back has another id."""
+    import ray
+
+    return frozenset(machine["NodeID"] for machine in ray.nodes() if machine["Alive"])
+
+
+class StateLost(RunStopped):
+    """A client state that a worker cannot read, because Ray has lost it. It is no fault of the client."""
+
+
 @contextlib.contextmanager
-def report_dead_ray() -> Iterator[None]:
-    """Raise ``RunStopped`` where Ray's own processes ended, before the block or because it fails."""
+def report_dead_ray(machines: frozenset[str] = frozenset()) -> Iterator[None]:
+    """Raise ``RunStopped`` if Ray's own processes ended before the block, or if the block fails because Ray lost something.
+
+    Args:
+        machines: The ids of the machines that the run began with.
+    """
+    import ray
+
     check_ray()
     try:
         yield
-    except RunStopped:
-        raise
     except Exception as error:
-        check_ray(error)
+        if isinstance(error, RunStopped) and not isinstance(error, StateLost):
+            raise
+        check_ray(error, machines)
+        if isinstance(error, StateLost | ray.exceptions.ObjectLostError):  # a machine that joined may be gone again
+            raise _stop("a machine of the cluster is gone" if len(machines) > 1 else "Ray lost client states") from error
         raise
 
 
-def check_ray(cause: Exception | None = None) -> None:
-    """Raise ``RunStopped`` if one of Ray's own processes ended."""
+def check_ray(cause: Exception | None = None, machines: frozenset[str] = frozenset()) -> None:
+    """Raise ``RunStopped`` if one of Ray's own processes ended, or if one of ``machines`` is gone.
+
+    A Ray of one machine is not asked for it.
+    """
     if dead := find_dead_processes():
-        fix = "Fix: give the same line again. With checkpoint_every and resume=latest it goes on"
-        raise RunStopped(f"engine=ray: Ray's {dead[0]} was killed or crashed. {fix}") from cause
+        raise _stop(f"Ray's {dead[0]} was killed or crashed") from cause
+    if len(machines) > 1 and machines - find_machines():
+        raise _stop("a machine of the cluster is gone") from cause
+
+
+def _stop(problem: str) -> RunStopped:
+    fix = "Fix: give the same line again. With checkpoint_every and resume=latest it goes on"
+    return RunStopped(f"engine=ray: {problem}. {fix}")

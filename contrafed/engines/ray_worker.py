@@ -18,7 +18,7 @@ from contrafed.core.tensors import Tensors, on_host, size_of
 from contrafed.data.federation import Federation
 from contrafed.engines import shared_memory
 from contrafed.engines.engine_run import StackSize, stack_size_for
-from contrafed.engines.ray_liveness import start_heartbeats
+from contrafed.engines.ray_liveness import StateLost, start_heartbeats
 from contrafed.engines.worker import BatchRunner, identify, reuse_memory
 from contrafed.training.errors import device_lost
 from contrafed.training.workspace import Workspace, default_device, install
@@ -137,7 +137,10 @@ class Worker:
             if not states or states[place] is None:
                 return {}
             began = time.monotonic()
-            state: RecordDict = ray.get(states[place])
+            try:
+                state: RecordDict = ray.get(states[place])
+            except ray.exceptions.ObjectLostError as error:
+                raise StateLost("engine=ray: Ray lost a client state") from error
             self.fetching += time.monotonic() - began
             return codec.state_of(state, CLIENT_STATE)
 
