@@ -35,6 +35,7 @@ from contrafed.engines.ray_liveness import (
     report_dead_ray,
 )
 from contrafed.engines.ray_start import start_ray, stop_ray
+from contrafed.engines.ray_waiting import wait_for_workers
 from contrafed.engines.ray_worker import BatchJob, Timing, Worker, unpack_messages
 from contrafed.engines.scheduling import cost_of, cut_stacks, schedule_balanced, schedule_guided
 from contrafed.engines.worker import FIRST_NODE_ID, reuse_memory
@@ -142,11 +143,12 @@ class RayGrid(VirtualGrid):
         self.heartbeats = Heartbeats()
         self.workers = [self._spawn() for _ in range(count)]
         try:
-            about = ray.get([worker.ready.remote(self.broadcast.address) for worker in self.workers])
-        except ray.exceptions.RayActorError as error:  # a worker that cannot start says why
+            needs = {"CPU": config.cpus_per_worker, "GPU": per_worker}
+            about = wait_for_workers(self.workers, self.broadcast.address, needs, self.machines)
+        except BaseException as error:  # a worker that cannot start says why
             self.close()
             _, mistake, said = str(error).rpartition(f"{UserError.__module__}.UserError: ")
-            if not mistake:
+            if not mistake or not isinstance(error, ray.exceptions.RayActorError):
                 raise
             raise UserError(said) from error
         self.near: list[bool] = [near for near, _ in about]
