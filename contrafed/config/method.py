@@ -68,7 +68,7 @@ def _check_buffers(run: Run, model: SplitModel, names: Sequence[str]) -> None:
     if sent and run.privacy.name != "none":
         fault = f"privacy={run.privacy.name} adds no noise to {sent[0]}"
     elif sent and aggregation is not None and not aggregation.by_coordinate:
-        fault = f"aggregation={run.aggregation.name} compares whole updates, and {sent[0]} is no part of one"
+        fault = f"aggregation={run.aggregation.name} compares whole updates, to which {sent[0]} does not belong"
     if fault:
         raise UserError(f"model.buffers: {fault}. Fix: model.buffers=local or frozen")
 
