@@ -18,18 +18,18 @@ from contrafed.partitions.datasets import hub_sets
 def repository(tmp_path):
     """Return a folder with a hub repository's layout: 12 grey images of two named classes for training, 4 for testing."""
 
-    def write(sizes=(9,), who=(0, 1, 2)):
+    def write(sizes=(9,), who=(0, 1, 2), kinds=("owl", "cat"), kind="string"):
         rng = np.random.default_rng(0)
         for split, count in (("train", 12), ("test", 4)):
             shapes = [sizes[i % len(sizes)] for i in range(count)]
             pictures = [Image.fromarray(rng.integers(0, 256, (size, size), dtype=np.uint8)) for size in shapes]
             rows = {
                 "picture": pictures,
-                "kind": ["owl", "cat"] * (count // 2),
+                "kind": [kinds[i % len(kinds)] for i in range(count)],
                 "who": [who[i % len(who)] for i in range(count)],
             }
-            kinds = {"picture": datasets.Image(), "kind": datasets.Value("string"), "who": datasets.Value("int64")}
-            features = datasets.Features(kinds)
+            types = {"picture": datasets.Image(), "kind": datasets.Value(kind), "who": datasets.Value("int64")}
+            features = datasets.Features(types)
             table = datasets.Dataset.from_dict(rows, features=features)
             table.to_parquet(str(tmp_path / "hub" / f"{split}-00000-of-00001.parquet"))
         return ("dataset=hub", f"dataset.repository={tmp_path / 'hub'}", f"dataset.root={tmp_path / 'cache'}")
@@ -83,6 +83,31 @@ def test_numbers_that_do_not_count_from_zero_want_classes(repository, labels, me
     assert message in str(error.value)
     data = load_images_of(*named, f"dataset.classes=[{','.join(map(str, labels))}]")
     assert (data.num_classes, data.y[:4].tolist()) == (3, [0, 1, 2, 0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels"),
+    [
+        ("string", ("owl", "cat", None)),
+        ("string", ("owl", "cat", "")),
+        ("string", ("owl", "cat", "NaN")),
+        ("string", tuple("abcdefghijkl")),
+        ("float32", (0.0, 1.0, float("nan"))),
+        ("float32", (0.25, 1.0, -3.5)),
+        ("int64", (0, 1, None)),
+    ],
+)
+def test_labels_that_are_missing_or_no_classes_are_one_line(repository, monkeypatch, expect_error, kind, labels):
+    monkeypatch.setattr("contrafed.data.labels.MIN_DISTINCT_LABELS", 5)
+    with expect_error("dataset.label_column"):
+        load_images_of(*repository(kinds=labels, kind=kind), *COLUMNS, "dataset.test_split=null")
+
+
+def test_truth_values_are_two_classes_and_unlabelled_images_are_left_out_by_naming_classes(repository):
+    data = load_images_of(*repository(kinds=(True, False, True), kind="bool"), *COLUMNS)
+    assert (data.y[:4].tolist(), data.loaded.class_names) == ([1, 0, 1, 1], ("False", "True"))
+    data = load_images_of(*repository(kinds=(3, None, 1), kind="int64"), *COLUMNS, "dataset.classes=[3,1]")
+    assert data.y[:4].tolist() == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from contrafed.core.inputs import Inputs, Kind
 from contrafed.core.randomness import generator
 from contrafed.core.schema import Range
 from contrafed.data.fingerprint import fingerprint_images
+from contrafed.data.labels import as_array, as_marks, check_classes, check_numbers
 from contrafed.data.loaded import Loaded, check_loaded
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 # Mean and standard deviation by channel of ImageNet, with which torchvision's weights were trained.
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 GENERATED_PATH = "generated"  # value of dataset.path for drawn images
-MIN_DISTINCT_LABELS = 20  # of as many examples, which may be numbers of examples instead of classes
 MIN_SIDE_PX = 8  # pixels a side: the smallest image that every model accepts
 
 
@@ -81,19 +81,15 @@ def make_images(
     Args:
         x: Images (N, H, W) or (N, H, W, C), uint8.
         y: Labels (N,), whole numbers.
-        test: Marks the central test split (N,), bool.
+        test: Marks the central test split (N,), bool or 0 and 1.
         num_classes: Number of classes. None means the largest label + 1, and each label must occur.
         owner: The client that each example comes from (N,), or None.
         loaded: What the loader saw besides, such as the names of the classes.
-        validation: Marks the central validation split (N,), bool, or None without one.
+        validation: Marks the central validation split (N,) likewise, or None without one.
 
     Raises ``UserError`` for an unsupported size or channel count, other lengths or labels, or no training images.
     """
-    try:
-        x, y, test = np.asarray(x), np.asarray(y), np.asarray(test)
-        owner = None if owner is None else np.asarray(owner)
-    except (TypeError, ValueError) as error:  # lists of unequal length, tensors on a GPU
-        raise UserError(f"images, labels, split and owners must be arrays: {' '.join(str(error).split())}") from error
+    x, y, owner = as_array(x, "images"), as_array(y, "labels"), None if owner is None else as_array(owner, "owners")
     x = x[..., None] if x.ndim == 3 else x
     if x.ndim != 4 or x.dtype != np.uint8:
         raise UserError(f"images must be uint8 (N,H,W) or (N,H,W,C), got {x.dtype} {x.shape}")
@@ -104,19 +100,13 @@ def make_images(
             f"images must be at least {MIN_SIDE_PX}x{MIN_SIDE_PX} with 1 or 3 channels, got {height}x{width} with {channels}"
             + ("; channels come last: x.transpose(0, 2, 3, 1)" if first else "")
         )
-    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
-        raise UserError(f"labels y must be whole numbers (N,), got {y.dtype} {y.shape}")
-    if test.ndim != 1:
-        raise UserError(f"the split must be one mark per image (N,), got {test.shape}")
-    if test.dtype.kind in "SU":
-        raise UserError(f"the split must be True where an image is for testing, got {test.dtype}")
-    if len(y) != count or len(test) != count:
-        marks = f" and {len(test)} split marks" if len(test) != len(y) else ""
-        raise UserError(f"{count} images, {len(y)} labels{marks} do not match")
+    check_numbers(y)
+    if len(y) != count:
+        raise UserError(f"{count} images and {len(y)} labels do not match")
     if owner is not None and owner.shape != (count,):
         owners = len(owner) if owner.ndim == 1 else owner.shape
         raise UserError(f"{count} images and {owners} owners do not match")
-    test = test.astype(bool)
+    test, validation = as_marks(test, count, "test"), None if validation is None else as_marks(validation, count, "validation")
     held = test if validation is None else test | validation
     classes = check_classes(y, held, num_classes)
     images = torch.from_numpy(np.ascontiguousarray(x)).permute(0, 3, 1, 2)  # channels last in memory
@@ -124,53 +114,6 @@ def make_images(
     checked = None if validation is None else torch.from_numpy(validation)
     split = torch.from_numpy(test)
     return ImageData(images, labels, split, *moments, classes, owner, loaded=loaded or Loaded(), validation=checked)
-
-
-def check_classes(y: np.ndarray, test: np.ndarray, num_classes: int | None) -> int:
-    """Return the number of classes. Raises ``UserError`` for labels out of range, or without training images."""
-    if not len(y) or test.all():
-        raise UserError(f"the training split is empty; there are {len(y)} images, {len(y)} of them for testing")
-    low, high = int(y.min()), int(y.max())
-    classes = num_classes if num_classes is not None else high + 1
-    if low < 0 or high >= classes:
-        raise UserError(f"labels must be in 0..{classes - 1}, found {low}..{high}")
-    if classes < 2:
-        raise UserError(f"there must be at least 2 classes, found {classes}")
-    return classes
-
-
-def check_labels(y: np.ndarray, where: str, remedy: str) -> None:
-    """Raise ``UserError`` unless each label ``y`` (N,) of 0 .. max(y) occurs, because a gap makes classes without examples."""
-    if not len(y):
-        return
-    found, low, high = len(np.unique(y)), int(y.min()), int(y.max())
-    if found == len(y) > MIN_DISTINCT_LABELS:
-        raise UserError(
-            f"{where}: each of {len(y)} examples has a label of its own. Fix: give y classes, not numbers of examples"
-        )
-    if high > 10 * found + 1000:
-        raise UserError(f"{where}: the largest label is {high} though only {found} occur; labels count from 0: {remedy}")
-    if low < 0:
-        raise UserError(f"{where}: labels count from 0, found {low}..{high}. Fix: number them anew, without unlabelled ones")
-    if low > 0:
-        raise UserError(f"{where}: labels count from 0, found {low}..{high}: {remedy}")
-    if found <= high:
-        raise UserError(f"{where}: labels are 0..{high}, of which {found} occur: {remedy}")
-
-
-def check_owners(owner: np.ndarray, where: str) -> None:
-    """Raise ``UserError`` unless each example has an owner (N,). NaN, NaT, infinity, None and blank text are none."""
-    if owner.dtype.kind in "fc":
-        lacking = ~np.isfinite(owner)
-    elif owner.dtype.kind in "mM":
-        lacking = np.isnat(owner)
-    elif owner.dtype.kind in "US":
-        lacking = np.char.str_len(np.char.strip(owner)) == 0
-    else:
-        lacking = np.array([each is None or each != each or not str(each).strip() for each in owner])
-    if lacking.any():
-        fix = "Fix: name a client for each, or leave them out"
-        raise UserError(f"{where}: owner is missing for {lacking.sum()} examples (NaN, infinite or blank). {fix}")
 
 
 def check_depth(image: "Image", where: str) -> None:

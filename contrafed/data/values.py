@@ -5,7 +5,8 @@ import torch
 
 from contrafed.core.errors import UserError
 from contrafed.core.inputs import Kind
-from contrafed.data.images import ImageData, check_classes, moments_of_values
+from contrafed.data.images import ImageData, moments_of_values
+from contrafed.data.labels import as_array, as_marks, check_classes, check_numbers
 from contrafed.data.loaded import Loaded
 
 MAX_UNUSED_TOKENS = 1_000_000  # above ten for each token of the data
@@ -22,21 +23,27 @@ def make_values(
 ) -> ImageData:
     """Return checked data that are no images: values if ``x`` has floats, tokens if it has whole numbers.
 
+    Lists and tensors are accepted as arrays.
+
     Args:
         x: Values (N, ...) that are finite, or tokens (N, n) from 0.
         y: Labels (N,), whole numbers.
-        test: Marks the central test split (N,), bool.
+        test: Marks the central test split (N,), bool or 0 and 1.
         num_classes: Number of classes. None means the largest label + 1.
         owner: The client that each example comes from (N,), or None.
-        validation: Marks the central validation split (N,), bool, or None without one.
+        validation: Marks the central validation split (N,) likewise, or None without one.
         loaded: What the loader saw besides, such as the names of the classes.
 
     Raises:
         UserError: For numbers that no network takes, or other lengths.
     """
-    lengths = {len(part) for part in (x, y, test, *([] if owner is None else [owner]))}
+    x, y, owner = as_array(x, "x"), as_array(y, "labels"), None if owner is None else as_array(owner, "owners")
+    check_numbers(y)
+    lengths = {len(part) if part.ndim else 0 for part in (x, y, *([] if owner is None else [owner]))}
     if len(lengths) != 1:
-        raise UserError(f"x, y, split and owner must have one length, got {', '.join(map(str, sorted(lengths)))}")
+        raise UserError(f"x, y and owner must have one length, got {', '.join(map(str, sorted(lengths)))}")
+    test = as_marks(test, len(y), "test")
+    validation = None if validation is None else as_marks(validation, len(y), "validation")
     held = test if validation is None else test | validation
     classes = check_classes(y, held, num_classes)
     if not x.size:

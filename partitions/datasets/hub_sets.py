@@ -11,7 +11,8 @@ import numpy as np
 
 from contrafed.core.errors import UserError, unknown
 from contrafed.core.schema import Range
-from contrafed.data.images import ImageData, check_depth, check_labels, check_owners, make_images, stratified_split
+from contrafed.data.images import ImageData, check_depth, make_images, stratified_split
+from contrafed.data.labels import check_labels, check_owners, number_labels
 from contrafed.data.loaded import Loaded, convert_image
 from contrafed.partitions.datasets.network import reachable
 from contrafed.partitions.datasets.synthetic import Downloaded, in_place
@@ -105,7 +106,8 @@ def images(config: Config, splits: list[Any]) -> ImageData:
     ``classes`` selects published labels, and numbers them anew in its order. Labels that are names are numbered in their order.
 
     Raises:
-        UserError: If a column does not exist, images have several sizes, labels do not start from 0, or a class has no image.
+        UserError: If a column does not exist, images have several sizes, labels are missing or do not start from 0, or a class
+            has no image.
     """
     mode, kept = "L" if config.grayscale else "RGB", config.classes
     for key in ("image_column", "label_column", "owner_column"):
@@ -114,18 +116,20 @@ def images(config: Config, splits: list[Any]) -> ImageData:
             raise unknown(f"dataset.{key}", column, there)
     if kept is not None:
         splits = [table.select(np.flatnonzero(np.isin(_column([table], config.label_column), kept))) for table in splits]
-    y = _column(splits, config.label_column)
+    y, where = _column(splits, config.label_column), f"dataset.label_column={config.label_column}"
     names = tuple(map(str, getattr(splits[0].features[config.label_column], "names", None) or ()))
-    if not np.issubdtype(y.dtype, np.integer):
+    if y.dtype.kind == "b":
         found, y = np.unique(y, return_inverse=True)
         names = tuple(map(str, found))
-    elif kept is None:
-        check_labels(y, f"dataset.label_column={config.label_column}", "dataset.classes=[...] numbers those that it lists anew")
-    if kept is not None:
+    if kept is None:
+        y, texts = number_labels(y, where, "name a column of whole numbers or text")
+        names = texts or names
+    else:
         if len(set(kept)) < len(kept) or set(kept) - set(y.tolist()):
             raise UserError(f"dataset.classes must name labels that images have, each once, got {list(kept)}")
         y = (y[:, None] == np.array(kept)).argmax(1)
         names = tuple(names[label] for label in kept) if names else ()
+    check_labels(y, where, "dataset.classes=[...] numbers those that it lists anew")
     loaded = Loaded(names)
     x = _pixels(config, mode, splits, loaded)
     owner = None

@@ -9,7 +9,8 @@ import numpy as np
 
 from contrafed.core.errors import UserError, nearest, unknown
 from contrafed.core.schema import Range
-from contrafed.data.images import Common, ImageData, check_labels, check_owners, make_images, stratified_split
+from contrafed.data.images import Common, ImageData, make_images, stratified_split
+from contrafed.data.labels import check_labels, check_owners, number_labels
 from contrafed.data.loaded import Loaded
 from contrafed.data.values import make_values
 
@@ -54,9 +55,12 @@ def load(config: Config, name: str) -> ImageData:
     if path.is_file() and not zipfile.is_zipfile(path):
         raise UserError(f"{path} is no readable npz file but something else, or cut; numpy.savez(FILE, x=, y=) writes one")
     x, y, split, owner, spare = _read_arrays(path)
-    y, names = _number_labels(y, path)
+    y, names = number_labels(y, str(path))
     if config.num_classes is None:
         check_labels(y, str(path), "number them anew, or set dataset.num_classes")
+    for array, values in (("split", split), ("owner", owner)):
+        if values is not None and values.ndim != 1:
+            raise UserError(f"{path}: {array} must have one entry for each example, (N,), got {values.shape}")
     validation = None
     if split is None:
         test = stratified_split(y, config.test_fraction, config.split_seed)
@@ -65,8 +69,6 @@ def load(config: Config, name: str) -> ImageData:
         raise UserError(f"{path}: split must be 0 (train), 1 (test) or 2 (validation), found {found}")
     else:
         test, validation = split == 1, split == 2 if (split == 2).any() else None
-    if owner is not None and owner.ndim != 1:
-        raise UserError(f"{path}: owner must have one entry for each example, (N,), got {owner.shape}")
     if owner is not None:
         check_owners(owner, str(path))
     kind = config.kind or ("image" if x.ndim in (3, 4) else "tokens" if x.dtype.kind in "iu" else "values")
@@ -118,22 +120,6 @@ def _read_array(file: Any, name: str, path: Path) -> np.ndarray | None:
         fix = f"Fix: {name}.astype(str) for text, {name}.astype(float) for numbers, before numpy.savez"
         raise UserError(f"{path}: {name} has Python objects. {fix}") from error
     return array
-
-
-def _number_labels(y: np.ndarray, path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return labels as numbers, and their names if they were text. Raises ``UserError`` for other labels."""
-    if y.ndim == 1 and y.dtype.kind in "US":
-        y = np.char.decode(y, "utf-8", "replace") if y.dtype.kind == "S" else y
-        if blank := int((np.char.strip(y) == "").sum()):
-            raise UserError(f"{path}: {blank} labels y are blank. Fix: name their class, or leave these examples out")
-        names, numbers = np.unique(y, return_inverse=True)
-        return numbers, tuple(names.tolist())
-    if y.ndim == 1 and y.dtype.kind == "f" and (lacking := int((~np.isfinite(y)).sum())):
-        raise UserError(f"{path}: {lacking} labels y are NaN or infinite. Fix: leave these examples out")
-    if y.ndim != 1 or y.dtype.kind not in "iu":
-        fix = "y.astype(int), if they are classes" if y.ndim != 2 else "y[:, 0]" if y.shape[1] == 1 else "y.argmax(1)"
-        raise UserError(f"{path}: labels y must be whole numbers (N,), got {y.dtype} {y.shape}. Fix: {fix}")
-    return y, ()
 
 
 def _check_dtype(x: np.ndarray, kind: str) -> np.ndarray:
