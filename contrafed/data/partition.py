@@ -14,6 +14,7 @@ from contrafed.core.schema import Range
 from contrafed.data import checks
 from contrafed.data.feature_shift import FeatureShift
 from contrafed.data.images import ImageData
+from contrafed.data.owners import OwnerCounts, count_owners, deal_by_owner
 from contrafed.data.stratified import cut_stratified, keep_stratified
 
 
@@ -47,6 +48,7 @@ class Partition:
     """Explicit index arrays: one training part and one test part per client, and its validation part if there is one."""
 
     small = Small(0, 0, 0)
+    owners: OwnerCounts | None = None  # where clients are owners of the data
     kept_shares: Sequence[float] = (1.0, 1.0)  # of training examples, by all but the scarce clients and by these
     _validation, _validation_ends = np.zeros(0, dtype=np.int64), None
 
@@ -201,11 +203,11 @@ def make_partition(choice: Choice, data: ImageData, num_clients: int, seed: int,
     parts = [pool[part] for part in enough]
     rng = generator(seed, f"partition {drawn_as} test")
     if config.deal_test:
-        train, test = parts, _deal_by_owner(best, parts, data) if owned else _deal_by_class(parts, data, rng)
+        train, test = parts, deal_by_owner(best, parts, data) if owned else _deal_by_class(parts, data, rng)
     else:
         train, test = _hold_out(parts, held_out_fraction(config, merged), rng)
     partition = _apply_scarcity(train, test, data, config, seed, drawn_as)
-    partition.small = _small(best, enough, needed)
+    partition.small, partition.owners = _small(best, enough, needed), count_owners(owner, best) if owned else None
     return partition
 
 
@@ -345,24 +347,6 @@ def _hold_out(parts: list[np.ndarray], fraction: float, rng: np.random.Generator
         test.append(order[:held])
         train.append(order[held:])
     return train, test
-
-
-def _deal_by_owner(drawn: list[np.ndarray], parts: list[np.ndarray], data: ImageData) -> list[np.ndarray]:
-    """Give each client its owner's examples of the central test split. Raises ``UserError`` if no client has any.
-
-    Args:
-        drawn: Each client's positions among the training examples, all of one owner, before any is moved to another client.
-        parts: Each client's part, empty for a dropped client.
-        data: The data.
-    """
-    test, owner = np.flatnonzero(data.test.numpy()), data.owner
-    assert owner is not None  # the partition has drawn owners
-    trained = owner[~data.held_out.numpy()]
-    dealt = [test[(owner[test] == trained[own[0]]) & bool(len(part))] for own, part in zip(drawn, parts, strict=True)]
-    if not any(map(len, dealt)):
-        fix = "Fix: dataset.merge_splits=true, so that each client has a test part of its own"
-        raise UserError(f"partition.deal_test: no owner of the test split is a client. {fix}")
-    return dealt
 
 
 def _deal_by_class(parts: list[np.ndarray], data: ImageData, rng: np.random.Generator) -> list[np.ndarray]:

@@ -21,7 +21,7 @@ class ShiftedPartition(Partition):
         """
         self.config, self.shifts = config, draw_shifts(config, dealt.num_clients, seed)
         self.num_clients, self.num_classes = dealt.num_clients, dealt.num_classes
-        self.small, self.kept_shares = dealt.small, dealt.kept_shares
+        self.small, self.owners, self.kept_shares = dealt.small, dealt.owners, dealt.kept_shares
         self._dealt, self._originals, self._num_examples = dealt, originals, len(originals)
 
     def _mark(self, part: np.ndarray, client: int) -> np.ndarray:

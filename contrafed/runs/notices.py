@@ -45,6 +45,15 @@ def said_of_small(workspace: Workspace) -> str:
     return f"{small.clients} clients had drawn fewer than partition.min_client_size={least} examples: {what}"
 
 
+def said_of_owners(workspace: Workspace) -> str:
+    """Return a line about owners of the data that are no clients, empty without any."""
+    counts = workspace.federation.partition.owners
+    if counts is None or counts.clients == counts.owners:
+        return ""
+    clients = f"{counts.clients} of {counts.owners} owners are clients"
+    return f"{clients}, with {counts.drawn} of {counts.examples} training examples"
+
+
 def said_of_scarcity(workspace: Workspace) -> str:
     """Return a line with the share of training examples that clients really keep under scarcity, empty without scarcity."""
     config, shares = workspace.run.partition.config, workspace.federation.partition.kept_shares
@@ -53,6 +62,11 @@ def said_of_scarcity(workspace: Workspace) -> str:
     groups += [(config.scarce_fraction, f"the last {few} clients keep", shares[1])] if few else []
     said = [f"{who} {share:.3g} of their training examples" for wanted, who, share in groups if wanted < 1]
     return f"scarcity: {', '.join(said)}, and at least one of each class" if said else ""
+
+
+def describe_partition(workspace: Workspace) -> list[str]:
+    """Return lines about the partition, some of them empty: owners without a client, small clients, and scarcity."""
+    return [said(workspace) for said in (said_of_owners, said_of_small, said_of_scarcity)]
 
 
 def said_of_norms(workspace: Workspace) -> str:

@@ -28,6 +28,7 @@ from contrafed.runs.diagnostics import Logged
 from contrafed.runs.evaluation import evaluate, find_divergence, initial_file, initial_model
 from contrafed.runs.notices import (
     describe_model,
+    describe_partition,
     list_attackers,
     said_of_attackers,
     said_of_delta,
@@ -35,9 +36,7 @@ from contrafed.runs.notices import (
     said_of_replies,
     said_of_run,
     said_of_scale,
-    said_of_scarcity,
     said_of_shift,
-    said_of_small,
     said_of_untrained_classes,
     warn_of_large,
 )
@@ -179,7 +178,7 @@ class Session:
         data = self.workspace.federation.data
         lines = [describe_loaded(data) if len(data.y) else "", *data.warnings]
         lines += describe_model(self.workspace)
-        lines += [said(self.workspace) for said in (said_of_small, said_of_scarcity, said_of_norms, said_of_shift)]
+        lines += [*describe_partition(self.workspace), said_of_norms(self.workspace), said_of_shift(self.workspace)]
         lines += [said_of_attackers(run), said_of_untrained_classes(run, data, members.class_counts)]
         lines += [self.selection.notice, self.scored.notice, said_of_delta(run), warn_of_large(members.sizes, members.own_data)]
         lines += [said_of_replies(run, self.strategy)]
