@@ -44,13 +44,16 @@ MISTAKES = {
         "experiment=mpfedcon/base strategy.local.optimizer=adam"],
     "local.lr": ["local.lr=0.1"],
     "shard": ["shard=1/2"],
+    "partition.cut_test": [f"partition.cut_test=true {more}" for more in (
+        "", "partition.scarce_fraction=0.5", "partition.scarce_clients=3 partition.scarce_fraction=1")],
     "partition.feature_shift.strength": ["partition.feature_shift.kind=brightness partition.feature_shift.strength=3"],
     "strategy.local.epochs": ["strategy.local.epochs=1"],
     "dataset": ["dataset=cifar11", "dataset=CIFAR10", "dataset={a:1}", "dataset=npz", "dataset=hub",
                 "dataset=hub dataset.repository=a/b dataset.download=false dataset.root=/no/such"],
     "dataset.path": ["dataset=npz dataset.path=/no/such.npz"],
     "dataset.validation_fraction": ["partition=file partition.path=main.py dataset.validation_fraction=0.2"],
-    "partition": ["partition=null", "partition=sampled partition.validation_fraction=0.2",
+    "partition": ["partition=null", "partition=sampled partition.cut_test=true",
+                  "partition=sampled partition.validation_fraction=0.2",
                   "partition=own dataset=own dataset.num_classes=3 partition.feature_shift.kind=rotation"],
     "participation": ["participation=markov", "participation=fulll"],
     "participation.path": ["participation=trace", "participation=trace participation.path=/nowhere.csv"],
@@ -73,7 +76,9 @@ MISTAKES = {
     "participation.selct": ["participation=full participation.selct=3"],
     "participation.loss_rate": [f"participation=full participation.loss_rate={value}" for value in (-0.1, 1.5, "often")],
     "participation.beta": ["participation=bernoulli participation.beta=0"],
-    "participation.floor": ["participation=bernoulli participation.floor=1.5"],
+    "participation.floor": [
+        "participation=bernoulli participation.floor=1.5",
+        *(f"participation={name} participation.beta=null participation.floor=0.5" for name in ("bernoulli", "sine"))],
     "participation.scaling": ["participation=bernoulli participation.scaling=x"],
     "participation.mean_probability": [
         "participation=bernoulli participation.mean_probability=1.1",
@@ -175,7 +180,9 @@ MISTAKES_WITH_DATA = {
         for name in ("krum", "multi_krum", "norm_clip", "geometric_median"))],
     "target_accuracy": ["strategy=fedper target_accuracy=0.5", "strategy=fedper eval_clients=false target_accuracy=0.5"],
     "eval_clients": ["strategy=fedper eval_clients=true", "strategy=fedper eval_clients=true partition=sampled"],
-    "held_out_clients": ["held_out_clients=4", "held_out_clients=1"],
+    "held_out_clients": [
+        "held_out_clients=4", "held_out_clients=1",
+        "strategy=fedper partition=iid partition.validation_fraction=0.2 held_out_clients=2"],
     "partition.scarce_clients": ["held_out_clients=1 partition.scarce_clients=1 partition.test_fraction=0.2"],
     "log": [
         "strategy=fedavg log=[weigths]", "strategy=fedavg log=[weights]", "strategy=fedproto log=[deviation]",
@@ -222,6 +229,8 @@ def test_a_mistake_is_one_line(expect_error, key, asked):
         "partition.feature_shift.kind=brightness partition.feature_shift.strength=1",
         "partition.feature_shift.kind=noise partition.feature_shift.strength=3",
         SAMPLED_RUN,
+        *(f"partition.cut_test=true {scarce}" for scarce in ("partition.keep_fraction=0.5", "partition.scarce_clients=1")),
+        "participation=bernoulli participation.beta=null participation.floor=0.1",
         *(f"strategy=fedavg privacy=local {change}" for change in ("engine.max_norm=5", "engine.max_norm_ratio=50")),
         *(f"strategy=fedavg privacy=local {change}" for change in ("min_replies=2", "on_divergence=stop")),
         *(

@@ -12,6 +12,7 @@ from contrafed.core.errors import UserError
 from contrafed.core.inputs import Inputs
 from contrafed.data.images import load_images
 from contrafed.data.loaded import about_loaded, describe_loaded
+from contrafed.data.owners import OwnerCounts
 from contrafed.partitions.datasets.uci_har import SIGNALS
 from contrafed.runs.run import run
 
@@ -98,6 +99,17 @@ def test_owners_are_clients_and_split_2_is_validation_data(write):
     assert (federation.central_test == np.flatnonzero(split == 1)).all()
 
 
+def test_a_run_says_how_many_owners_are_clients(write, tmp_path, capsys):
+    path = write(x=ARRAYS["table"], owner=np.repeat([7, 3, 9, 2], [10, 20, 5, 25]), split=np.zeros(60))
+    config = config_for("table", path, "partition=natural", "strategy=fedavg", "attack=label_flip", "attack.clients=[0]")
+    for clients, told in ((3, 1), (4, 0)):
+        run(config | {"num_clients": clients, "output_dir": f"{tmp_path}/{clients}"})
+        lines = [line for line in capsys.readouterr().out.splitlines() if "owners are clients" in line]
+        assert len(lines) == told
+    federation = workspace_of(config).federation
+    assert federation.partition.owners == OwnerCounts(3, 4, federation.partition.sizes.sum(), 60)
+
+
 @pytest.mark.parametrize(
     ("arrays", "more"),
     [
@@ -115,6 +127,9 @@ def test_owners_are_clients_and_split_2_is_validation_data(write):
         ({"owner": np.ones((60, 2))}, ()),
         ({"x": np.array(["a"] * 60)[:, None]}, ()),
         ({"x": RNG.normal(0, 1, (60, 4, 3))}, ("model=cnn1d", "dataset.kind=values")),
+        ({"split": np.ones((60, 1))}, ()),
+        ({}, ("model.image_size=32",)),
+        ({"x": ARRAYS["tokens"]}, ("model=embedding_bag", "model.image_size=32")),
     ],
 )
 def test_what_does_not_fit_is_one_line(write, tmp_path, expect_error, arrays, more):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from contrafed.core.build import build_model, call_build, try_model, use_seed
-from contrafed.core.client_run import Choice
+from contrafed.core.client_run import Choice, model_settings
 from contrafed.core.errors import UserError
 from contrafed.core.split_model import SplitModel
 
@@ -61,7 +61,7 @@ def example_inputs(choice: Choice, image: tuple[int, int, int]) -> Inputs:
 
 
 def check_accepts(choice: Choice, inputs: Inputs) -> None:
-    """Raise ``UserError`` if a network does not take inputs of this kind."""
+    """Raise ``UserError`` if a network does not take inputs of this kind, or for ``model.image_size`` without images."""
     if inputs.kind not in accepted_kinds(choice):
         fit = {"image": "cnn", "values": "mlp or cnn1d", "tokens": "embedding_bag"}[inputs.kind]
         numbers = "dataset.kind=values for numbers, " if inputs.kind == "tokens" else ""
@@ -69,6 +69,8 @@ def check_accepts(choice: Choice, inputs: Inputs) -> None:
             f"model={choice.name} takes no {inputs.kind}, and an example is {inputs}. Fix: model={fit}, {numbers}or in a "
             f"network of yours INPUTS = ('{inputs.kind}',)"
         )
+    if inputs.kind != "image" and (size := model_settings(choice.values).image_size) is not None:
+        raise UserError(f"model.image_size={size} resizes images, and an example is {inputs}. Fix: model.image_size=null")
 
 
 def build_model_for(choice: Choice, inputs: Inputs, num_classes: int, seed: int, *, tried: bool = True) -> SplitModel:

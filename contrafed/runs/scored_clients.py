@@ -39,7 +39,7 @@ def choose_scored_clients(run: Run, strategy: FederatedStrategy, members: Member
     wanted = strategy.personal or run.held_out_clients > 0 or on_validation
     wanted = wanted if run.eval_clients is None else run.eval_clients
     held = members.test_sizes + (members.validation_sizes if on_validation else 0)
-    found, held_out = np.flatnonzero(held).tolist(), range(run.num_trained, run.num_clients)
+    found, held_out = np.flatnonzero(held).tolist(), members.test_sizes[run.num_trained :]
     alone, partition = not strategy.has_global_model, run.client.partition
     needs = {
         "evaluate_after=local_training": run.evaluate_after == "local_training",
@@ -55,7 +55,7 @@ def choose_scored_clients(run: Run, strategy: FederatedStrategy, members: Member
         fix = f"Fix: choose another partition than {partition.name}"
     if wanted and not found and (need := next((key for key, is_so in needs.items() if is_so), None)) is not None:
         raise UserError(f"{need}: {without}. {fix}")
-    if wanted and held_out and not set(held_out) & set(found):
+    if wanted and len(held_out) and not held_out.any():
         raise UserError(f"held_out_clients: none of them has test examples of its own. {fix}")
     if wanted and found:
         return ScoredClients(found, on_validation, "", "")
