@@ -128,7 +128,7 @@ NUMBERS = np.arange(40)
         ({"y": np.arange(40)[:, None] % 4}, r"y\[:, 0\]"),
         ({"y": np.where(LAST, np.nan, np.arange(40) % 4)}, "10 labels"),
         ({"y": np.arange(40) % 4 - 1}, "unlabelled"),
-        ({"y": np.array(["", "dog"] * 20)}, "20 labels y are blank"),
+        ({"y": np.array(["", "dog"] * 20)}, "20 labels are missing"),
         ({"owner": np.where(LAST, np.inf, 1.0)}, "owner is missing for 10"),
         ({"owner": np.where(LAST, np.datetime64("NaT"), np.datetime64("2020-01-01"))}, "owner is missing for 10"),
         ({"owner": np.array([b" ", b"eve"] * 20)}, "owner is missing for 20"),
