@@ -112,13 +112,13 @@ def test_cyclic_rounds_per_cycle(p, active):
 
 def test_cyclic_rounds_are_the_ceiling_for_every_hundredth():
     for hundredths in range(1, 101):
-        pattern = make("cyclic", num_clients=1, beta=None, mean_probability=hundredths / 100, floor=0.0)
+        pattern = make("cyclic", num_clients=1, beta=None, mean_probability=hundredths / 100)
         assert pattern.active.tolist() == [hundredths]
-    assert make("cyclic", num_clients=1, beta=None, mean_probability=1e-13, floor=0.0).active.tolist() == [1]
+    assert make("cyclic", num_clients=1, beta=None, mean_probability=1e-13).active.tolist() == [1]
 
 
 def test_cyclic_offsets_are_uniform():
-    pattern = make("cyclic", num_clients=100_000, beta=None, mean_probability=0.01, floor=0.0)
+    pattern = make("cyclic", num_clients=100_000, beta=None, mean_probability=0.01)
     starts = np.array([pattern.available(r).sum() for r in range(1, 101)])  # one active round each: the offset itself
     assert starts.sum() == 100_000
     assert np.abs(starts - 1000).max() < 5 * 1000**0.5
@@ -212,8 +212,8 @@ def test_equal_probabilities_and_the_realised_mean():
     def never():
         raise AssertionError("needs no class proportions")
 
-    equal = make_participation(settings_of("bernoulli", beta=None, mean_probability=0.01, floor=0.0), never, 7, 0)
-    assert equal.probabilities.tolist() == [0.01] * 7
+    equal = make_participation(settings_of("bernoulli", beta=None, mean_probability=0.01), never, 7, 0)
+    assert equal.probabilities.tolist() == [0.01] * 7  # the floor is for unequal ones
     assert equal.realised_mean == pytest.approx(0.01)
     assert make("markovian").realised_mean == make("markovian").probabilities.mean()
     full = make_participation(settings_of("full"), never, 7, 0)

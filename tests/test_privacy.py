@@ -197,8 +197,7 @@ def test_the_page_names_the_methods_that_privacy_refuses():
 
 
 def test_with_amplification_a_round_that_nobody_came_to_has_noise_too(tmp_path):
-    rare = ("participation.mean_probability=0.000001", "participation.floor=0")
-    few = (*SAMPLED_RUN, "num_rounds=1", "seed=1", *rare, "engine=local")
+    few = (*SAMPLED_RUN, "num_rounds=1", "seed=1", "participation.mean_probability=0.000001", "engine=local")
     spent, moved, *_ = run_tiny(tmp_path / "a", *few)
     begun = run_tiny(tmp_path / "b", *few, "privacy.amplification=false")[1]
     # The weight is 1/6. The sample's std is within a few percent of the noise's.

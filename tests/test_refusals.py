@@ -76,9 +76,7 @@ MISTAKES = {
     "participation.selct": ["participation=full participation.selct=3"],
     "participation.loss_rate": [f"participation=full participation.loss_rate={value}" for value in (-0.1, 1.5, "often")],
     "participation.beta": ["participation=bernoulli participation.beta=0"],
-    "participation.floor": [
-        "participation=bernoulli participation.floor=1.5",
-        *(f"participation={name} participation.beta=null participation.floor=0.5" for name in ("bernoulli", "sine"))],
+    "participation.floor": ["participation=bernoulli participation.floor=1.5"],
     "participation.scaling": ["participation=bernoulli participation.scaling=x"],
     "participation.mean_probability": [
         "participation=bernoulli participation.mean_probability=1.1",
@@ -230,7 +228,6 @@ def test_a_mistake_is_one_line(expect_error, key, asked):
         "partition.feature_shift.kind=noise partition.feature_shift.strength=3",
         SAMPLED_RUN,
         *(f"partition.cut_test=true {scarce}" for scarce in ("partition.keep_fraction=0.5", "partition.scarce_clients=1")),
-        "participation=bernoulli participation.beta=null participation.floor=0.1",
         *(f"strategy=fedavg privacy=local {change}" for change in ("engine.max_norm=5", "engine.max_norm_ratio=50")),
         *(f"strategy=fedavg privacy=local {change}" for change in ("min_replies=2", "on_divergence=stop")),
         *(

@@ -219,14 +219,7 @@ class Heterogeneous(Selection):
     scaling: Literal["analytic", "empirical", "empirical_floor"]
 
     def __post_init__(self) -> None:
-        """Raise ``UserError`` if the floor is above E[p] and contradicts it.
-
-        Without ``beta`` every p_k is E[p]. With ``empirical_floor`` there is no solution.
-        """
-        if self.beta is None and self.mean_probability < self.floor:
-            mean = f"participation.mean_probability={self.mean_probability:g}"
-            why = "which is every client's probability without participation.beta"
-            raise UserError(f"participation.floor={self.floor:g} is above {mean}, {why}. Fix: participation.floor=0")
+        """Raise ``UserError`` if the floor is above E[p], because ``empirical_floor`` then has no solution."""
         if self.beta is not None and self.scaling == "empirical_floor" and self.mean_probability < self.floor:
             raise UserError(
                 f"participation.mean_probability={self.mean_probability:g} is below participation.floor={self.floor:g}, "
