@@ -50,10 +50,10 @@ def test_a_double_that_no_float32_holds_costs_its_reply(tmp_path):
     assert (summary["status"], summary["replies_rejected"]) == ("finished", 1)
 
 
-def test_a_client_that_reads_other_images_than_the_server_is_named(tmp_path, capsys):
+def test_a_client_that_reads_other_examples_than_the_server_is_named(tmp_path, capsys):
     other = answers_but(2, None, lambda message, reply: saying(reply, fingerprint="0123456789abcdef"), "query")
     run_devices(tmp_path / "run", Wire(*plain(), change=other), "strategy=fedavg")
-    lines = [line for line in capsys.readouterr().out.splitlines() if "other images than the server" in line]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "other examples than the server" in line]
     assert [line.partition(" reads")[0] for line in lines] == ["client of partition 2"]
 
 

@@ -9,7 +9,7 @@ import pytest
 from tiny import HALF_AVAILABLE, TINY_RUN, equals_local, run_tiny, tiny_workspace, train_message
 
 import contrafed.engines.ray
-from contrafed.core.errors import RunStopped
+from contrafed.core.errors import RunStopped, UserError
 from contrafed.engines import ray_liveness
 from contrafed.engines.ray_worker import BatchJob, unpack_messages
 from contrafed.engines.worker import BatchRunner, identify
@@ -176,6 +176,13 @@ def machines(monkeypatch):
     monkeypatch.setattr(ray, "nodes", lambda: found)
     monkeypatch.setattr(ray_liveness, "find_dead_processes", list)
     return found
+
+
+def test_a_users_mistake_is_reported_although_a_machine_is_gone(machines):
+    known = ray_liveness.find_machines()
+    machines[1]["Alive"] = False
+    with pytest.raises(UserError, match="own"), ray_liveness.report_dead_ray(known):
+        raise UserError("own")
 
 
 def test_a_machine_that_is_gone_ends_a_run_and_one_that_joins_does_not(machines, expect_error):

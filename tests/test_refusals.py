@@ -44,8 +44,6 @@ MISTAKES = {
         "experiment=mpfedcon/base strategy.local.optimizer=adam"],
     "local.lr": ["local.lr=0.1"],
     "shard": ["shard=1/2"],
-    "partition.cut_test": [f"partition.cut_test=true {more}" for more in (
-        "", "partition.scarce_fraction=0.5", "partition.scarce_clients=3 partition.scarce_fraction=1")],
     "partition.feature_shift.strength": ["partition.feature_shift.kind=brightness partition.feature_shift.strength=3"],
     "strategy.local.epochs": ["strategy.local.epochs=1"],
     "dataset": ["dataset=cifar11", "dataset=CIFAR10", "dataset={a:1}", "dataset=npz", "dataset=hub",
@@ -227,7 +225,6 @@ def test_a_mistake_is_one_line(expect_error, key, asked):
         "partition.feature_shift.kind=brightness partition.feature_shift.strength=1",
         "partition.feature_shift.kind=noise partition.feature_shift.strength=3",
         SAMPLED_RUN,
-        *(f"partition.cut_test=true {scarce}" for scarce in ("partition.keep_fraction=0.5", "partition.scarce_clients=1")),
         *(f"strategy=fedavg privacy=local {change}" for change in ("engine.max_norm=5", "engine.max_norm_ratio=50")),
         *(f"strategy=fedavg privacy=local {change}" for change in ("min_replies=2", "on_divergence=stop")),
         *(

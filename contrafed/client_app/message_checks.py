@@ -1,5 +1,7 @@
 """Check a server's messages on a device: names of runs must be numbers, and files must be in the client's own folders."""
 
+import importlib
+import inspect
 import json
 import re
 import sys
@@ -86,13 +88,23 @@ def check_paths(settings: str, data_dir: str, own_data: bool = False) -> None:
 
 
 def _check_downloads(model: Mapping[str, Any]) -> None:
-    """Raise ``UserError`` if torchvision would download weights for the network that the settings name."""
-    args = model.get("args")
-    if not isinstance(args, dict) or not str(model.get("target")).startswith("torchvision."):
+    """Raise ``UserError`` if torchvision would download weights for the network that the settings name, also by default."""
+    module, _, name = str(model.get("target")).rpartition(".")
+    if not f"{module}.".startswith("torchvision.models."):
         return
-    if found := [name for name, value in args.items() if name.startswith(DOWNLOADS) and value not in (None, False)]:
+    try:
+        make = getattr(importlib.import_module(module), name, None)
+    except (ImportError, ValueError):  # the network's own check reports it
+        return
+    if getattr(make, "__name__", "") == "get_model":  # it builds any network, with that network's defaults
+        raise UserError("model.target: this device does not call get_model. Fix: name the network itself")
+    own = inspect.signature(make).parameters if callable(make) else {}
+    wanted = {each: parameter.default for each, parameter in own.items() if parameter.default is not parameter.empty}
+    wanted |= model.get("args") or {}
+    if found := [each for each, value in wanted.items() if each.startswith(DOWNLOADS) and value not in (None, False)]:
         raise UserError(
-            f"model.args.{found[0][:100]}: this device downloads no weights for a server. Fix: model.pretrained=FILE"
+            f"model.args.{found[0][:100]}: this device downloads no weights for a server. Fix: set it to null, and use "
+            "model.pretrained=FILE"
         )
 
 

@@ -106,7 +106,7 @@ def check_privacy(privacy: Choice, server: Choice, participation: Choice) -> Non
     if reason := strategy_class_of(server).needs_individual_updates(server.config):
         raise UserError(
             f"privacy=central adds noise to one weighted sum of clipped updates, but strategy.server={server.name} {reason}. "
-            "Fix: a strategy with one weighted sum, such as strategy.server=fedavg"
+            "Fix: another strategy, such as strategy=fedavg"
         )
     if privacy.config.amplification:
         _check_sampling(server, participation)
@@ -126,9 +126,7 @@ def _check_sampling(server: Choice, participation: Choice) -> None:
             "a client's weight depends on who else takes part; with strategy=fedavg strategy.weights=all_clients it is fixed"
         )
     elif isinstance(config.deadline, str):
-        wrong = (
-            "who else takes part decides whether a client is late; a participation.deadline in seconds does not depend on it"
-        )
+        wrong = "who else takes part decides whether a client is late. Fix: a participation.deadline in seconds"
     elif config.loss_rate == 1:
         wrong = "participation.loss_rate=1 leaves no reply"
     if wrong:

@@ -181,10 +181,6 @@ def check_common(choice: Choice, num_clients: int) -> None:
         if any(unused.values()):
             key = next(key for key, value in unused.items() if value)
             raise UserError(f"partition={choice.name} has no partition.{key}: its clients hold what they have, no more")
-    scarce = common.keep_fraction < 1 or (common.scarce_clients and common.scarce_fraction < 1)
-    if common.cut_test and not scarce:
-        fix = "Fix: set partition.keep_fraction below 1 or partition.scarce_clients above 0, or partition.cut_test=false"
-        raise UserError(f"partition.cut_test=true: nothing is scarce, so it cuts no test part. {fix}")
     if common.deal_test and (hasattr(module, "explicit") or common.test_fraction is not None):
         other = "partition=file" if hasattr(module, "explicit") else "partition.test_fraction"
         raise UserError(f"partition.deal_test and {other} both say what a client's test part is: set one of them")

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from contrafed.core.client_run import Choice
@@ -19,6 +20,7 @@ def fingerprint_images(data: Any) -> str:
     x, splits = data.x, [data.test, *([] if data.validation is None else [data.validation])]
     found = hashlib.sha256(repr((tuple(x.shape), data.num_classes)).encode())
     for part in (data.y.numpy(), *(split.numpy() for split in splits), *([] if data.owner is None else [data.owner])):
+        part = np.array(list(map(str, part))) if part.dtype.kind == "O" else part  # objects are pointers
         found.update(part.tobytes())
     step = max(1, -(-x.nbytes // MAX_PIXEL_BYTES))
     found.update(x[::step].contiguous(memory_format=torch.contiguous_format).numpy().data)

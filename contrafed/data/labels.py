@@ -9,7 +9,7 @@ from contrafed.core.errors import UserError
 MIN_DISTINCT_LABELS = 20  # of as many examples, which may be numbers of examples instead of classes
 # Texts that stand for a missing value, in lower case: blank, and what pandas and Python write for one.
 MISSING_TEXTS = ("", "nan", "none", "<na>", "nat")
-MISSING = "NaN, None, infinite or blank"
+MISSING = 'NaN, None, infinite, blank, or a text such as "nan" or "nat"'
 
 
 def as_array(values: Any, name: str) -> np.ndarray:
@@ -68,7 +68,7 @@ def number_labels(y: np.ndarray, where: str, fix: str | None = None) -> tuple[np
     """
     if y.ndim == 1 and (missing := int(find_missing(y).sum())):
         rename = ", or rename a class that is called so" if y.dtype.kind in "US" else ""
-        raise UserError(f"{where}: {missing} labels are missing ({MISSING}). Fix: leave these examples out{rename}")
+        raise UserError(f"{where}: {missing} labels are missing ({MISSING}). Fix: {fix or 'leave these examples out'}{rename}")
     if y.ndim == 1 and y.dtype.kind in "US":
         y = np.char.decode(y, "utf-8", "replace") if y.dtype.kind == "S" else y
         names, numbers = np.unique(y, return_inverse=True)
@@ -120,5 +120,6 @@ def check_labels(y: np.ndarray, where: str, remedy: str) -> None:
 def check_owners(owner: np.ndarray, where: str) -> None:
     """Raise ``UserError`` unless each example has an owner (N,). What counts as missing is in ``find_missing``."""
     if missing := int(find_missing(owner).sum()):
-        fix = "Fix: name a client for each, or leave them out"
+        rename = ", or rename an owner who is called so" if owner.dtype.kind in "USO" else ""
+        fix = f"Fix: name a client for each, or leave them out{rename}"
         raise UserError(f"{where}: owner is missing for {missing} examples ({MISSING}). {fix}")

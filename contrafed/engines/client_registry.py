@@ -268,7 +268,7 @@ class Registry:
         if answer.own_data and most > self.max_examples:
             raise UserError(f"partition.max_examples={self.max_examples}: {who} says that it has {most}. Fix: raise it")
         if answer.fingerprint not in ("", self.federation.data.fingerprint):
-            print(f"{who} reads other images than the server, with the same number of each class", flush=True)
+            print(f"{who} reads other examples than the server, with the same number of each class", flush=True)
         before = self.before.get(k)
         if before is not None and answer.other_examples(before):
             raise UserError(f"{who} holds other examples than when the run began: begin a new one")

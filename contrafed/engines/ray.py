@@ -117,9 +117,11 @@ class RayGrid(VirtualGrid):
         resources = ray.cluster_resources()
         gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
         per_worker = share_of(config, gpus)
-        most = room(gpus, per_worker) if per_worker else int(cpus / config.cpus_per_worker)
+        # A worker's CPUs are of one machine.
+        by_cpu = sum(int(each["Resources"].get("CPU", 0) / config.cpus_per_worker) for each in ray.nodes() if each["Alive"])
+        most = room(gpus, per_worker) if per_worker else by_cpu
         count = config.workers or max(1, most)
-        if count * config.cpus_per_worker > cpus or (per_worker and count > most):
+        if count > by_cpu or (per_worker and count > most):
             whole = per_worker % 1 == 0
             raise UserError(
                 f"engine.workers={count} needs {count * config.cpus_per_worker:g} CPUs and "
@@ -151,10 +153,12 @@ class RayGrid(VirtualGrid):
             if not mistake or not isinstance(error, ray.exceptions.RayActorError):
                 raise
             raise UserError(said) from error
-        self.near: list[bool] = [near for near, _ in about]
+        self.near: list[bool] = [near for near, _, _ in about]
+        # The machines that the run needs: the driver's and the workers'.
+        self.machines = frozenset([ray.get_runtime_context().get_node_id(), *(machine for _, _, machine in about)])
         # The clients that share a stack determine how numbers round. So stacks must not depend on which worker is free:
         # CPUs get whole stacks, cut as in engine=local. A stack fills a GPU, so there each worker has one of its own clients.
-        self.stack_size = max(size for _, size in about)
+        self.stack_size = max(size for _, size, _ in about)
         self.whole_stacks = not per_worker
         self.pace: dict[str, float] = {}  # message type -> latest seconds per unit of cost
 
@@ -219,6 +223,7 @@ class RayGrid(VirtualGrid):
         """Restart a worker. Its machine is not known, so it reads from the object store."""
         self.workers[worker] = self._spawn()
         self.near[worker] = False
+        self.machines |= find_machines()
 
 
 @dataclass

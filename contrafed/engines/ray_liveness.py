@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from contrafed.core.errors import RunStopped
+from contrafed.core.errors import RunStopped, UserError
 
 # Seconds between two heartbeats of a worker, and between two looks at the workers that the driver waits for.
 BEAT_SECONDS = 5.0
@@ -103,7 +103,7 @@ def report_dead_ray(machines: frozenset[str] = frozenset()) -> Iterator[None]:
     """Raise ``RunStopped`` if Ray's own processes ended before the block, or if the block fails because Ray lost something.
 
     Args:
-        machines: The ids of the machines that the run began with.
+        machines: The ids of the machines that the run needs.
     """
     import ray
 
@@ -111,7 +111,7 @@ def report_dead_ray(machines: frozenset[str] = frozenset()) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, RunStopped) and not isinstance(error, StateLost):
+        if isinstance(error, RunStopped | UserError) and not isinstance(error, StateLost):
             raise
         check_ray(error, machines)
         if isinstance(error, StateLost | ray.exceptions.ObjectLostError):  # a machine that joined may be gone again

@@ -1,4 +1,4 @@
-"""Wait until a run's Ray workers have started, and say so if other programs of the cluster use what they need."""
+"""Wait until a run's Ray workers have started, and print what they wait for if no machine has it free."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ def wait_for_workers(
     address: shared_memory.Address | None,
     needs: Mapping[str, float],
     machines: frozenset[str],
-) -> list[tuple[bool, int]]:
+) -> list[tuple[bool, int, str]]:
     """Return what each worker's ``ready`` returns, once all workers have started.
 
     Args:
@@ -27,7 +27,7 @@ def wait_for_workers(
     import ray
 
     about = [worker.ready.remote(address) for worker in workers]
-    lacked, told = False, False
+    lacked, told = 0, False
     with report_dead_ray(machines):
         while True:
             try:
@@ -36,20 +36,20 @@ def wait_for_workers(
                 check_ray(machines=machines)
             if told:
                 continue
-            lacking = find_lacking(workers, needs)
-            told = lacked and bool(lacking)  # at two looks, because a worker takes what it needs before its process runs
-            lacked = bool(lacking)
+            lacking = count_lacking(workers, needs)
+            told = bool(lacked and lacking)  # at two looks, because a worker takes what it needs before its process runs
+            lacked = lacking
             if told:
-                fewer = ". A smaller engine.workers needs fewer" if len(workers) > 1 else ""
-                print(f"waiting for {' and '.join(lacking)} that other programs of the cluster use{fewer}", flush=True)
+                each = " and ".join(f"{need:g} {name}{'' if need == 1 else 's'}" for name, need in needs.items() if need)
+                fewer = ". Fix: wait for other programs, or a smaller engine.workers" if len(workers) > 1 else ""
+                print(f"waiting: no machine has {each} free for {lacking} of {len(workers)} workers{fewer}", flush=True)
 
 
-def find_lacking(workers: Sequence[Any], needs: Mapping[str, float]) -> list[str]:
-    """Return what the workers without a process need beyond what is free in the cluster, such as ``2 CPUs``."""
-    import ray
-    from ray._private.state import actors
+def count_lacking(workers: Sequence[Any], needs: Mapping[str, float]) -> int:
+    """Return how many of the workers without a process find no machine with what one worker needs."""
+    from ray._private.state import actors, available_resources_per_node
 
-    free = ray.available_resources()  # before the workers, so that one that starts now lacks nothing
+    free = available_resources_per_node()  # before the workers, so that one that starts now lacks nothing
     waiting = sum(not actors(worker._actor_id.hex()).get("Pid") for worker in workers)
-    lacking = {name: round(waiting * need - free.get(name, 0), 4) for name, need in needs.items()}
-    return [f"{number:g} {name}{'' if number == 1 else 's'}" for name, number in lacking.items() if number > 0]
+    room = sum(int(min(there.get(name, 0) / need for name, need in needs.items() if need)) for there in free.values())
+    return max(waiting - room, 0)

@@ -88,9 +88,13 @@ class Worker:
         self.mapped: dict[str, Any] = {}  # blocks of memory shared with the driver, to write replies
         self.broadcasts: dict[str, Any] = {}  # and to read broadcasts
 
-    def ready(self, address: shared_memory.Address | None) -> tuple[bool, int]:
-        """Return, once the worker runs, whether it shares memory with the driver, and how many clients it trains together."""
-        return shared_memory.reachable(address), self.runner.stack_size
+    def ready(self, address: shared_memory.Address | None) -> tuple[bool, int, str]:
+        """Return, once the worker runs, whether it shares memory with the driver, how many clients it trains together, and the
+        id of its machine.
+        """
+        import ray
+
+        return shared_memory.reachable(address), self.runner.stack_size, ray.get_runtime_context().get_node_id()
 
     def run(self, job: bytes, states: list[Any], records: list[ArrayRecord] | None = None) -> Any:
         """Run a batch. If clients have state, one new state per message follows the answer.

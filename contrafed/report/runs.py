@@ -124,7 +124,7 @@ class FinishedRun:
 
     def of_clients(self, metric: str) -> pd.DataFrame:
         """Return the rows of ``clients.csv`` with a metric, without held-out clients, and scores without attackers."""
-        return select_rows(self.clients, self.config, metric)
+        return select_rows(self.clients, self.config, metric, self.summary.get("attackers"))
 
     def last_of_clients(self, metric: str) -> dict[int, float]:
         """Return {client: its value in the metric's last round} of training clients, empty if there is none."""

@@ -83,7 +83,7 @@ def read_objective(summary: Mapping[str, Any], name: str | None) -> float | None
         numbers = [key for key, value in summary.items() if isinstance(value, int | float) and not isinstance(value, bool)]
         raise unknown("objective", name, numbers)
     if found is None and _is_search():
-        raise UserError(f"objective: nothing was evaluated: {summary.get('not_evaluated') or 'there are no test examples'}")
+        raise UserError(f"objective: nothing was evaluated. {summary.get('not_evaluated') or 'Fix: examples for testing'}")
     return None if found is None else float(found)
 
 

@@ -122,7 +122,7 @@ def images(config: Config, splits: list[Any]) -> ImageData:
         found, y = np.unique(y, return_inverse=True)
         names = tuple(map(str, found))
     if kept is None:
-        y, texts = number_labels(y, where, "name a column of whole numbers or text")
+        y, texts = number_labels(y, where, "dataset.classes=[...] keeps the labels that it lists")
         names = texts or names
     else:
         if len(set(kept)) < len(kept) or set(kept) - set(y.tolist()):
