@@ -268,7 +268,7 @@ def test_workers_have_a_gpu_each_and_the_numbers_are_those_of_local(tmp_path, lo
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "98,99")  # nor are these where there are GPUs
     asked = ("engine=ray", "engine.gpus_per_worker=1")  # torch cannot use them
     try:
-        ray.init(num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init("local", num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         found = run_tiny(tmp_path / "run", "strategy=pmfl", *asked)
         with pytest.raises(UserError, match=r"engine.workers=3 needs 3 CPUs and 3 GPUs, Ray has 2 and 2"):
             run_tiny(tmp_path / "three", *asked, "engine.workers=3")
