@@ -1,6 +1,7 @@
 """Clients that never train are evaluated and reported separately, and do not enter the others' numbers."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from helpers import close, config_of, read_rows
 from reported import write_run
@@ -125,3 +126,12 @@ def test_classes_on_held_out_clients_alone_are_told(tmp_path, capsys):
     for partition, told in (("pathological", 1), ("iid", 0)):
         run(config_of(*held_out, f"partition={partition}", f"output_dir={tmp_path / partition}"))
         assert sum(line.startswith("held_out_clients: ") for line in capsys.readouterr().out.splitlines()) == told
+
+
+def test_reports_take_the_attackers_that_the_summary_names():
+    rows = pd.DataFrame({"round": 1, "client": range(4), "metric": "accuracy", "value": 0.5})
+    config = {"num_clients": 5, "held_out_clients": 1, "seed": 0, "attack": {"name": "ipm", "fraction": 0.5, "clients": None}}
+    drawn = select_rows(rows, config, "accuracy")["client"].tolist()
+    assert len(drawn) == 2
+    named = [client for client in range(4) if client not in drawn][:1]
+    assert select_rows(rows, config, "accuracy", named)["client"].tolist() == [k for k in range(4) if k not in named]

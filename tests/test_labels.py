@@ -5,6 +5,7 @@ import pytest
 import torch
 from test_loaded import load
 
+from contrafed.data.fingerprint import fingerprint_images
 from contrafed.data.images import make_images
 from contrafed.data.values import make_values
 
@@ -72,3 +73,15 @@ def test_names_that_begin_like_a_missing_value_are_names(tmp_path):
     np.savez(tmp_path / "data.npz", x=TABLE, y=names, owner=names)
     data = load("npz", tmp_path / "data.npz")
     assert data.loaded.class_names == ("Nancy", "nonesuch")
+
+
+def test_owners_that_are_objects_have_one_fingerprint():
+    """A column of pandas holds pointers, which differ between processes."""
+    images, labels = np.zeros((4, 8, 8), np.uint8), np.array([0, 1, 0, 1])
+
+    def fingerprint(*names):
+        owner = np.array([bytes(name).decode() for name in names], dtype=object)  # new objects each time
+        return fingerprint_images(make_images(images, labels, np.array([0, 0, 0, 1]), owner=owner))
+
+    assert fingerprint(b"ann", b"ben", b"ann", b"ben") == fingerprint(b"ann", b"ben", b"ann", b"ben")
+    assert fingerprint(b"ann", b"ben", b"ann", b"ben") != fingerprint(b"ann", b"ann", b"ann", b"ben")
