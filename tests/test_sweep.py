@@ -1,5 +1,6 @@
 """Sweeps: an experiment's grid, the command line's changes to it, and resuming a stopped sweep."""
 
+import re
 import time
 
 import pytest
@@ -338,7 +339,8 @@ def test_a_cell_of_every_experiment_runs_at_a_small_scale(experiment, tmp_path):
     """Each on generated images of its data set's shape and classes, and the digits on themselves."""
     jobs = expand_jobs([f"experiment={experiment}", "scale=small", "engine=local"])
     job = jobs[0 if experiment in LARGEST_LAST_EXPERIMENTS else -1]
-    paths = [] if "digits" in experiment else ["dataset.download=false", f"dataset.root={tmp_path}"]
+    downloads = "download" in compose_job(job.overrides).dataset
+    paths = ["dataset.download=false", f"dataset.root={tmp_path}"] if downloads else []
     began = time.monotonic()
     wanted = check_overrides(*job.overrides, *paths, f"output_dir={tmp_path}/run")
     summary = run(wanted.composed)
@@ -346,5 +348,5 @@ def test_a_cell_of_every_experiment_runs_at_a_small_scale(experiment, tmp_path):
     assert (summary["status"], summary["scale"], summary["rounds"]) == ("finished", "small", 4)
     assert summary["failures"] == summary["replies_rejected"] == 0
     for cell in wanted.composed.get("published", {}).get("cells", []):
-        if not cell["value"].endswith(("_to_target", "_ema_500")):
+        if not re.search(r"_to_target$|_ema_\d+$", cell["value"]):  # of a round that the small scale does not reach
             assert 0 <= summary[cell["value"]] <= 1
