@@ -126,7 +126,7 @@ def check_modules(settings: str, modules: str) -> None:
 
 
 def check_steps(steps: int, limit: Any) -> None:
-    """Raise ``UserError`` where a server asks for more local steps than ``max-local-steps`` of --node-config; None: any."""
+    """Raise ``UserError`` if a server asks for more local steps than the ``limit`` of --node-config, None for any number."""
     if limit is None:
         return
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:

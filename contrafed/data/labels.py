@@ -48,11 +48,15 @@ def find_missing(values: np.ndarray) -> np.ndarray:
     if values.dtype.kind in "mM":
         return np.isnat(values)
     if values.dtype.kind in "US":
-        texts = np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
-        return np.isin(np.char.lower(np.char.strip(texts)), MISSING_TEXTS)
+        return np.isin(np.char.lower(np.char.strip(_decode(values))), MISSING_TEXTS)
     if values.dtype.kind != "O":
         return np.zeros(len(values), dtype=bool)
     return np.array([str(each).strip().casefold() in MISSING_TEXTS for each in values], dtype=bool)
+
+
+def _decode(values: np.ndarray) -> np.ndarray:
+    """Return an array of text or bytes as text."""
+    return np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
 
 
 def number_labels(y: np.ndarray, where: str, fix: str | None = None) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -61,7 +65,7 @@ def number_labels(y: np.ndarray, where: str, fix: str | None = None) -> tuple[np
     Args:
         y: The labels.
         where: Their source, for messages.
-        fix: What to do about labels of another type or shape. None: a change of the array.
+        fix: What to do about missing labels, and about those of another type or shape. None: a change of the array.
 
     Raises:
         UserError: For missing labels, and for those that are neither whole numbers nor text.
@@ -70,8 +74,7 @@ def number_labels(y: np.ndarray, where: str, fix: str | None = None) -> tuple[np
         rename = ", or rename a class that is called so" if y.dtype.kind in "US" else ""
         raise UserError(f"{where}: {missing} labels are missing ({MISSING}). Fix: {fix or 'leave these examples out'}{rename}")
     if y.ndim == 1 and y.dtype.kind in "US":
-        y = np.char.decode(y, "utf-8", "replace") if y.dtype.kind == "S" else y
-        names, numbers = np.unique(y, return_inverse=True)
+        names, numbers = np.unique(_decode(y), return_inverse=True)
         return numbers, tuple(names.tolist())
     if y.ndim != 1 or y.dtype.kind not in "iu":
         change = "y.astype(int), if they are classes" if y.ndim != 2 else "y[:, 0]" if y.shape[1] == 1 else "y.argmax(1)"

@@ -91,16 +91,13 @@ def make_keys(folder: Path, hosts: Sequence[str], clients: int, days: int, renew
             public_file.unlink(missing_ok=True)
             made.append(private)
         if not public_file.exists():
-            public_key = _private(private, serialization.load_ssh_private_key).public_key()
-            text = public_key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-            public_file.write_bytes(text + b"\n")
+            public_file.write_bytes(_format_public(private) + b"\n")
             made.append(public_file)
     return Written(made, renewed)
 
 
 def _check_pairs(folder: Path, clients: int) -> None:
     """Raise ``UserError`` for a private key that cannot be read, or whose public half is that of another key."""
-    form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     for name in (CA, SERVER):
         private, public = folder / f"{name}.key", folder / f"{name}.pem"
         if private.exists():
@@ -110,9 +107,15 @@ def _check_pairs(folder: Path, clients: int) -> None:
     for client in range(clients):
         private, public = folder / f"client-{client}", folder / f"client-{client}.pub"
         if private.exists():
-            words = _private(private, serialization.load_ssh_private_key).public_key().public_bytes(*form).split()
-            if public.exists() and public.read_bytes().split()[:2] != words[:2]:
+            own_text = _format_public(private)
+            if public.exists() and public.read_bytes().split()[:2] != own_text.split():
                 raise _build_pair_error(private, public)
+
+
+def _format_public(private: Path) -> bytes:
+    """Return the public half of a client's private key, as in its file without the line's end. Raises ``UserError``."""
+    public = _private(private, serialization.load_ssh_private_key).public_key()
+    return public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
 
 
 def _build_pair_error(private: Path, public: Path) -> UserError:

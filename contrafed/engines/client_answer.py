@@ -28,7 +28,7 @@ class Answer:
     classes: list[str] = field(default_factory=list)
     key: str = ""  # SHA-256 of its public key, empty where keys are not bound
     num_validation: int = 0
-    fingerprint: str = ""  # of the run's data set as the client has it, empty with data of its own
+    fingerprint: str = ""  # of the run's data set as the client has it, empty if it has `data`
 
     @staticmethod
     def read(node_id: int, content: RecordDict, num_clients: int, num_classes: int, name: str = "") -> "Answer":

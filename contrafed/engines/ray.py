@@ -113,7 +113,7 @@ class RayGrid(VirtualGrid):
 
         super().__init__(workspace.run.num_clients)
         self.ray = ray
-        self.machines = find_machines()
+        machines = find_machines()
         resources = ray.cluster_resources()
         gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
         per_worker = share_of(config, gpus)
@@ -146,18 +146,18 @@ class RayGrid(VirtualGrid):
         self.workers = [self._spawn() for _ in range(count)]
         try:
             needs = {"CPU": config.cpus_per_worker, "GPU": per_worker}
-            about = wait_for_workers(self.workers, self.broadcast.address, needs, self.machines)
+            about = wait_for_workers(self.workers, self.broadcast.address, needs, machines)
         except BaseException as error:  # a worker that cannot start says why
             self.close()
             _, mistake, said = str(error).rpartition(f"{UserError.__module__}.UserError: ")
-            if not mistake or not isinstance(error, ray.exceptions.RayActorError):
-                raise
-            raise UserError(said) from error
+            if mistake and isinstance(error, ray.exceptions.RayActorError):
+                raise UserError(said) from error
+            raise
         self.near: list[bool] = [near for near, _, _ in about]
         # The machines that the run needs: the driver's and the workers'.
         self.machines = frozenset([ray.get_runtime_context().get_node_id(), *(machine for _, _, machine in about)])
         # The clients that share a stack determine how numbers round. So stacks must not depend on which worker is free:
-        # CPUs get whole stacks, cut as in engine=local. A stack fills a GPU, so there each worker has one of its own clients.
+        # CPUs get whole stacks, cut as in engine=local. A stack fills a GPU, so there each worker stacks the clients it has.
         self.stack_size = max(size for _, size, _ in about)
         self.whole_stacks = not per_worker
         self.pace: dict[str, float] = {}  # message type -> latest seconds per unit of cost

@@ -24,15 +24,15 @@ def select_rows(
     rows = clients[(clients["metric"] == metric) & (clients["client"] < trained)]
     if metric.rpartition("/")[2].removeprefix("validation_") not in (ACCURACY, *FUNCTIONS):
         return rows
-    attackers = _list_attackers(config) if attackers is None else attackers
+    attackers = _list_attackers(config, trained) if attackers is None else attackers
     return rows if set(range(trained)) <= set(attackers) else rows[~rows["client"].isin(attackers)]
 
 
-def _list_attackers(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the clients of a simulated attack, empty without one."""
+def _list_attackers(config: Mapping[str, Any], trained: int) -> tuple[int, ...]:
+    """Return the clients of a simulated attack among the first ``trained``, empty without one."""
     attack = config.get("attack") or {}
     if "fraction" not in attack:
         return ()
     if attack.get("clients") is not None:
         return tuple(attack["clients"])
-    return draw_attackers(attack["fraction"], config["num_clients"] - config.get("held_out_clients", 0), config["seed"])
+    return draw_attackers(attack["fraction"], trained, config["seed"])

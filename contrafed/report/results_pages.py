@@ -39,11 +39,13 @@ Differences are those of two methods, in points. With several seeds the 95 % int
 of the paper and three seeds. A claim is reproduced if the whole interval has the published sign. It is not reproduced if the
 interval also has 0 or the other sign in it, and ends below the published difference. `results/claims.yaml` lists the claims.
 
-The number of seeds is that of a paired t test which finds the published difference in 80 % of all cases. For a claim with one
-or two seeds the difference's standard deviation is that of the same two methods on the digits, five seeds in the same
-participation pattern. If the digits lack the pattern, it is pooled over Bernoulli, Markovian and uniform. Such a number is
-rough: with five seeds the true variance is between a third and eight times the estimate. On the digits all seeds have one
-federation, so the number is rather too small if each seed has another. Without runs on the digits three seeds are the least.
+The number of seeds is that of a paired t test which finds the published difference in 80 % of all cases. It needs the standard
+deviation of the difference. For a claim with one or two seeds this is that of the same two methods on the digits, with five
+seeds in the same participation pattern. If the digits lack the pattern, it is pooled over Bernoulli, Markovian and uniform.
+
+Such a number is rough: with five seeds the true variance is between a third and eight times the estimate. On the digits all
+seeds have one federation, so the number is rather too small if each seed has another. Without runs on the digits three seeds
+are the least.
 """
 CORRELATIONS = """
 Within a column of a table, over the methods that have our value and the published one. The last column is for the same methods

@@ -14,7 +14,7 @@ from contrafed.core.tensors import Tensors, on_host
 class Aggregation:
     """Replaces the mean of the clients' updates."""
 
-    # Whether each number is combined by itself. Others compare whole updates, in which counters of BatchNorm would weigh most.
+    # Whether each number is combined by itself. Others compare whole updates. Counters of BatchNorm would weigh most there.
     by_coordinate: ClassVar[bool] = False
 
     def __init__(self, config: Any) -> None:

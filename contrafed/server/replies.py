@@ -183,10 +183,10 @@ class Replies(Sequence[Reply]):
 
     def mean_metrics(self) -> dict[str, float]:
         """Return the example-weighted mean of each metric over the replies that have it."""
-        found = {}
+        found, examples = {}, self.num_examples
         for name in dict.fromkeys(name for reply in self._replies for name in reply.metrics):
             rows = [row for row, reply in enumerate(self._replies) if name in reply.metrics]
-            weights = self.num_examples[rows] / self.num_examples[rows].sum()
+            weights = examples[rows] / examples[rows].sum()
             found[name] = float(sum(w * self._replies[row].metrics[name] for w, row in zip(weights, rows, strict=True)))
         return found
 
