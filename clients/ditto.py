@@ -7,6 +7,7 @@ from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.tensors import add_prefix
 from contrafed.training.base import Client, ClientStack, LocalTraining, Tensors
+from contrafed.training.local_training import SEVERAL_PHASES
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class DittoClient(Client):
         url="https://arxiv.org/abs/2012.04221",
     )
     own_model = True
+    whole_training_reason = SEVERAL_PHASES
 
     def init_client_state(self, received: Tensors) -> Tensors:
         """Return the initial model as v."""

@@ -51,6 +51,7 @@ class FedALAClient(Client):
         url="https://arxiv.org/abs/2212.01197",
     )
     own_model = True
+    whole_training_reason = "how many passes A takes is not known before"
     model_names = ("blend",)
 
     def init_client_state(self, received: Tensors) -> Tensors:

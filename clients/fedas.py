@@ -10,9 +10,10 @@ from torch import Tensor
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.split_model import SplitModel
-from contrafed.core.tensors import add_prefix
+from contrafed.core.tensors import add_prefix, select_prefix
 from contrafed.training.base import Batch, Client, ClientStack, LocalTraining, Shapes, Tensors
 from contrafed.training.batches import Batches
+from contrafed.training.local_training import SEVERAL_PHASES
 from contrafed.training.losses import cross_entropy
 
 BODY = ("encoder", "projector")
@@ -49,6 +50,7 @@ class FedASClient(Client):
     traffic = ("phi", "phi")
     shared = BODY
     own_model = True
+    whole_training_reason = SEVERAL_PHASES
 
     @classmethod
     def message_spec(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
@@ -58,13 +60,24 @@ class FedASClient(Client):
 
     def init_client_state(self, received: Tensors) -> Tensors:
         """Return the received body as the one that was trained last."""
-        return add_prefix("own", {name.removeprefix("model/"): value for name, value in received.items()})
+        body = select_prefix(received, "model")
+        return add_prefix("own", {name: value for name, value in body.items() if self.is_shared(name)})
+
+    @classmethod
+    def align_training(cls, config: Any) -> LocalTraining:
+        """Return the settings of the alignment."""
+        return replace(config.local.plain(config.align_lr, config.align_epochs), batch_size=config.align_batch)
+
+    @classmethod
+    def smallest_batches(cls, config: Any, examples: int) -> dict[str, int]:
+        """Return those of both phases."""
+        align = {"strategy.align_batch": cls.align_training(config).smallest_batch(examples)} if config.align_epochs else {}
+        return super().smallest_batches(config, examples) | align
 
     def local_update(self, stack: ClientStack) -> Tensors:
         """Align, train, compute the trace, keep the body and upload it."""
         own = replace(stack, params=stack.params | stack.get_state("own"))
-        how = self.config
-        align = replace(how.local.plain(how.align_lr, how.align_epochs), batch_size=how.align_batch)
+        align = self.align_training(self.config)
         means = {"means": self.prototypes(own)["proto/mean"]}
         self.train(stack, local_training=align, parts=BODY, loss=self.alignment, loss_inputs=means, purpose="alignment batches")
         self.train(stack)

@@ -41,6 +41,7 @@ class FitNetClient(Client):
         where="ICLR 2015, as FedRCL's tables use it",
         url="https://arxiv.org/abs/1412.6550",
     )
+    reads_images = True
     loss_names = ("task", "hint")
 
     def local_update(self, stack: ClientStack) -> Tensors:

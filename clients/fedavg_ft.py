@@ -1,7 +1,7 @@
 """FedAvg+FT's client: train as FedAvg does, then fine-tune every client before the last evaluation."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from contrafed.clients.fedper import HEADS
 from contrafed.core.paper import Paper
@@ -41,9 +41,20 @@ class FedAvgFTClient(Client):
     own_model = True
     model_names = ("untuned",)
 
+    @classmethod
+    def tune_training(cls, config: Any) -> LocalTraining:
+        """Return the settings of the fine-tuning."""
+        local_training: LocalTraining = config.local.plain(config.tune_lr, epochs=config.tune_epochs)
+        return replace(local_training, batch_size=config.tune_batch_size, momentum=config.tune_momentum)
+
+    @classmethod
+    def smallest_batches(cls, config: Any, examples: int) -> dict[str, int]:
+        """Return those of local training, and of fine-tuning if it trains the encoder."""
+        tunes = config.tune == "all" and config.tune_epochs
+        tuned = {"strategy.tune_batch_size": cls.tune_training(config).smallest_batch(examples)} if tunes else {}
+        return super().smallest_batches(config, examples) | tuned
+
     def eval_models(self, stack: ClientStack) -> dict[str, Tensors]:
         """Return W. In the last evaluation return the fine-tuned W, and W as ``untuned``."""
-        config = self.config
-        local_training = config.local.plain(config.tune_lr, epochs=config.tune_epochs)
-        local_training = replace(local_training, batch_size=config.tune_batch_size, momentum=config.tune_momentum)
-        return fine_tune(self, stack, local_training, HEADS[config.head] if config.tune == "head" else PARTS)
+        parts = HEADS[self.config.head] if self.config.tune == "head" else PARTS
+        return fine_tune(self, stack, self.tune_training(self.config), parts)

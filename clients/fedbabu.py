@@ -1,7 +1,7 @@
 """FedBABU's client: train the body under a fixed initial head, and fine-tune before the last evaluation."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from contrafed.clients.fedper import HEADS, FedPerClient
 from contrafed.core.paper import Paper
@@ -47,9 +47,21 @@ class FedBABUClient(FedPerClient):
 
     def eval_models(self, stack: ClientStack) -> dict[str, Tensors]:
         """Return the received body under the common head. In the last evaluation return it fine-tuned as well."""
-        config = self.config
-        local_training = replace(
+        parts = PARTS if self.config.tune == "all" else HEADS[self.config.head]
+        return fine_tune(self, stack, self.tune_training(self.config), parts)
+
+    @classmethod
+    def tune_training(cls, config: Any) -> LocalTraining:
+        """Return the settings of the fine-tuning."""
+        return replace(
             config.local, epochs=config.tune_epochs, iterations=None, proximal_weight=0.0, optimizer="sgd", lr=config.tune_lr,
             momentum=config.tune_momentum, lr_decay=1.0, epoch_lr_decay=1.0,
         )  # fmt: skip
-        return fine_tune(self, stack, local_training, PARTS if config.tune == "all" else HEADS[config.head])
+
+    @classmethod
+    def smallest_batches(cls, config: Any, examples: int) -> dict[str, int]:
+        """Return that of both trainings, which have batches of one size."""
+        sizes = super().smallest_batches(config, examples)
+        if config.tune != "all" or not config.tune_epochs:
+            return sizes
+        return {key: min(size, cls.tune_training(config).smallest_batch(examples)) for key, size in sizes.items()}

@@ -90,7 +90,7 @@ class FedCRLClient(Client):
 
     def init_client_state(self, received: Tensors) -> Tensors:
         """Return a client state without an own body or a contrastive loss."""
-        shared = select_prefix(received, "model")
+        shared = {name: value for name, value in select_prefix(received, "model").items() if self.is_shared(name)}
         zero = torch.zeros((), dtype=self.workspace.dtype, device=self.workspace.device)
         return add_prefix("own", shared) | {"contrast": zero, "has_contrast": zero, "participations": zero}
 
@@ -99,7 +99,7 @@ class FedCRLClient(Client):
         self._blend(stack)
         losses = self.train(stack, loss_inputs=prototype_table(stack))
         if self.config.clip == "literal":
-            for value in stack.params.values():
+            for value in self.parameters_of(stack.params).values():
                 value.data.clamp_(0, 1)
         self._store_state(stack, losses)
         return self.make_upload(stack) | self.prototypes(stack)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from contrafed.core.errors import UserError
 from contrafed.core.paper import Paper
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import add_prefix, select_prefix
@@ -33,7 +34,9 @@ class FedGHClient(Client):
 
     @classmethod
     def message_spec(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
-        """Return the head down, and prototypes with counts up."""
+        """Return the head down, and prototypes with counts up. Raises ``UserError`` for a frozen head."""
+        if frozen := [name for name in sorted(model.frozen_names) if name.startswith("classifier.")]:
+            raise UserError(f"model.freeze: strategy=fedgh trains {frozen[0]} on the server. Fix: model.freeze without it")
         broadcast_spec, _ = super().message_spec(model, config)
         _, upload_spec = with_prototypes(model, {}, {})
         return broadcast_spec, upload_spec

@@ -43,6 +43,7 @@ class FedMLBClient(Client):
         where="ICML 2022",
         url="https://arxiv.org/abs/2207.06936",
     )
+    reads_images = True
     loss_names = ("task", "hybrid", "distil")
 
     def local_update(self, stack: ClientStack) -> Tensors:

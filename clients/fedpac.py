@@ -12,6 +12,7 @@ from contrafed.core.schema import Range
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import add_prefix, select_prefix
 from contrafed.training.base import Batch, Client, ClientStack, LocalTraining, Shapes, Tensors, expand_like
+from contrafed.training.local_training import SEVERAL_PHASES
 from contrafed.training.losses import masked_mean
 from contrafed.training.prototypes import prototype_table, with_prototypes
 
@@ -52,6 +53,7 @@ class FedPACClient(Client):
     )
     traffic = ("theta omega", "theta omega v h")
     shared = ("encoder", "projector")
+    whole_training_reason = SEVERAL_PHASES
     loss_names = ("task", "distance")
     model_names = ("trained",)
 
@@ -68,7 +70,8 @@ class FedPACClient(Client):
 
     def init_client_state(self, received: Tensors) -> Tensors:
         """Return the received body as the client's last trained body."""
-        return add_prefix("trained", select_prefix(received, "model"))
+        body = select_prefix(received, "model")
+        return add_prefix("trained", {name: value for name, value in body.items() if self.is_shared(name)})
 
     def local_update(self, stack: ClientStack) -> Tensors:
         """Take the mixed head, compute statistics, train head and body, keep the body, and upload (Algorithm 1)."""

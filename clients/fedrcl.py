@@ -63,6 +63,7 @@ class FedRCLClient(Client):
         where="CVPR 2024",
         url="https://arxiv.org/abs/2401.04928",
     )
+    reads_images = True
     loss_names = ("task", "contrast", "penalty")
 
     def local_update(self, stack: ClientStack) -> Tensors:

@@ -7,6 +7,7 @@ from contrafed.clients.fedper import HEADS, FedPerClient
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.training.base import Client, ClientStack, LocalTraining, Tensors
+from contrafed.training.local_training import SEVERAL_PHASES
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class FedRepClient(FedPerClient):
         where="ICML 2021",
         url="https://arxiv.org/abs/2102.07078",
     )
+    whole_training_reason = SEVERAL_PHASES
     model_names = ("refit",)
 
     def local_update(self, stack: ClientStack) -> Tensors:

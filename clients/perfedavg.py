@@ -53,6 +53,13 @@ class PerFedAvgClient(Client):
         """Return the training settings with the size of all of a step's batches together."""
         return replace(config.local, batch_size=BATCHES[config.gradient] * config.local.batch_size)
 
+    @classmethod
+    def smallest_batches(cls, config: Any, examples: int) -> dict[str, int]:
+        """Return that of the batches which are dealt."""
+        count = BATCHES[config.gradient]
+        sizes = super().smallest_batches(config, examples)
+        return {key: size if size < count else size // count for key, size in sizes.items()}
+
     def local_update(self, stack: ClientStack) -> Tensors:
         """Train as FedAvg does, on these larger batches."""
         self.train(stack, local_training=self.upload_training(self.config))

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from helpers import close, config_of, make_local_training, same, slow
+from helpers import build_received, close, config_of, make_local_training, same, slow, workspace_of
 from recording import settings_of, watch
 from test_every import compare
 from torch import nn
@@ -89,6 +89,22 @@ def test_where_the_statistics_are(problem):
         assert f"model/{name}" not in {*message.content["arrays"], *reply.content["arrays"]}
 
 
+@pytest.mark.parametrize("method", [*("fedcrl", "fedas", "fedpac"), *(slow(name) for name in sorted(choices("strategy")))])
+def test_local_statistics_are_those_that_the_client_trained(method):
+    """All models of a client that has trained have a counter of batches above 0."""
+    workspace = workspace_of(config_of(*SMALL, "model.buffers=local", f"strategy={method}", "strategy.local.last_batch=merge"))
+    client, received = workspace.client_class(workspace, [0]), build_received(workspace)
+    for server_round in (1, 2):
+        (update,) = client.update([received], server_round)
+        client.client_states = [update.client_state]
+    (evaluation,) = client.evaluate_clients([received], 2)
+    counters = {name: value for name, value in evaluation.model.items() if name.endswith("num_batches_tracked")}
+    counters |= {name: value for name, value in update.client_state.items() if name.endswith("num_batches_tracked")}
+    assert counters
+    for name, value in counters.items():
+        assert value.max() > 0, name
+
+
 def test_the_server_averages_them_whatever_the_strategy_does(problem):
     """The mean of what the first round's clients sent, by examples; a counter stays a whole number."""
     for method in ("fedavg", "fedadam", "scaffold"):
@@ -138,6 +154,37 @@ def test_the_last_batch_of_an_epoch():
             )
             assert work.steps(examples) == len(found)
             assert work.smallest_batch(examples) == min(found)
+
+
+@pytest.mark.parametrize(
+    ("method", "examples", "changes", "found"),
+    [
+        ("fedavg", 33, {"batch_size": 16}, {"strategy.local.batch_size": 1}),
+        ("fedas", 33, {"align_batch": 32}, {"strategy.local.batch_size": 3, "strategy.align_batch": 1}),
+        ("fedas", 33, {"align_batch": 32, "align_epochs": 0}, {"strategy.local.batch_size": 3}),
+        (
+            "fedavg_ft",
+            33,
+            {"tune": "all", "tune_batch_size": 1},
+            {"strategy.local.batch_size": 3, "strategy.tune_batch_size": 1},
+        ),
+        ("fedavg_ft", 33, {"tune": "head", "tune_batch_size": 1}, {"strategy.local.batch_size": 3}),
+        ("fedbabu", 33, {"tune": "all", "batch_size": 16, "iterations": 5}, {"strategy.local.batch_size": 1}),
+        ("fedbabu", 33, {"tune": "head", "batch_size": 16, "iterations": 5}, {"strategy.local.batch_size": 16}),
+        ("perfedavg", 3, {"batch_size": 16}, {"strategy.local.batch_size": 1}),
+        ("perfedavg", 35, {"batch_size": 16}, {"strategy.local.batch_size": 1}),
+        ("perfedavg", 36, {"batch_size": 16}, {"strategy.local.batch_size": 2}),
+    ],
+)
+def test_the_smallest_batch_of_all_phases(method, examples, changes, found):
+    own = {name: value for name, value in changes.items() if name not in ("batch_size", "iterations")}
+    local = {"epochs": 2, "iterations": None, "batch_size": 30} | {n: v for n, v in changes.items() if n not in own}
+    if local["iterations"]:
+        local["epochs"] = None
+    values = {f"strategy.{n}": v for n, v in own.items()} | {f"strategy.local.{n}": v for n, v in local.items()}
+    changes = (f"{key}={'null' if value is None else value}" for key, value in values.items())
+    workspace = workspace_of(config_of(*SMALL, f"strategy={method}", *changes))
+    assert workspace.client_class.smallest_batches(workspace.config, examples) == found
 
 
 class OwnForward(nn.BatchNorm2d):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import build_received, checked_jobs, config_of, same, stacked_and_alone
+from helpers import build_received, checked_jobs, close, config_of, same, stacked_and_alone
 from networks import Small
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
@@ -22,6 +22,7 @@ from contrafed.core.split_model import SplitModel, Stages
 from contrafed.core.tensors import size_of
 from contrafed.runs.run import run
 from contrafed.training.batches import draw_numbers
+from contrafed.training.errors import LocalError
 from contrafed.training.workspace import Workspace
 
 DEFAULTS = OmegaConf.to_container(OmegaConf.load(registry.CONF / "model" / "torch.yaml"))
@@ -282,6 +283,42 @@ def test_outputs_of_a_frozen_encoder_are_computed_once():
 
     (other,) = Head(plain, [0]).update([build_received(plain)], 1)
     assert all(torch.equal(value, other.tensors[name]) for name, value in update.tensors.items())
+
+
+SAME_IMAGES = (
+    "model.freeze=[encoder.*]", "strategy.local.epochs=3", "strategy.local.iterations=null", "strategy.local.augment=[]",
+    "strategy.local.lr=0.1", "strategy.local.batch_size=16", "strategy.local.weight_decay=0", "strategy.local.clip_norm=null",
+    "strategy.local.lr_decay=1",
+)  # fmt: skip
+
+
+def test_a_method_that_reads_images_has_them_also_if_the_encoder_is_frozen():
+    """FedMLB without its terms is FedAvg, and FedRCL and FitNet have the levels of the images."""
+    off = ("strategy=fedmlb", "strategy.hybrid_weight=0", "strategy.distil_weight=0")
+    ours, fedavg = (workspace_for(*SAME_IMAGES, *chosen) for chosen in (off, ("strategy=fedavg",)))
+    updates = [each.client_class(each, [0]).update([build_received(each)], 1)[0] for each in (ours, fedavg)]
+    close(updates[0].tensors, updates[1].tensors)
+    for method, loss, least in (("fedrcl", "contrast", 0.1), ("fedavg_fitnet", "hint", -1)):
+        workspace = workspace_for(*SAME_IMAGES, f"strategy={method}")
+        (update,) = workspace.client_class(workspace, [0]).update([build_received(workspace)], 1)
+        assert update.metrics[loss] > least
+
+
+def test_a_rate_of_one_drops_all_as_torchs_does():
+    layer, x = Drawn(1.0, 0, None), torch.ones(2, 3)
+    layer.numbers = torch.tensor([1, 2])
+    assert torch.equal(layer(x), nn.functional.dropout(x, 1.0, training=True))
+
+
+def test_levels_of_encoder_outputs_are_refused():
+    workspace = workspace_for(*SAME_IMAGES)
+
+    class Levels(workspace.client_class):
+        def loss(self, params, batch, loss_inputs):
+            return {"loss": self.task_loss(self.forward(params, batch, with_levels=True), batch)}
+
+    with pytest.raises(LocalError, match="reads_images"):
+        Levels(workspace, [0]).update([build_received(workspace)], 1)
 
 
 def test_a_run_writes_the_whole_model_and_its_lines(tmp_path, capsys):

@@ -11,7 +11,8 @@ SAMPLED_RUN = "strategy=fedavg strategy.weights=all_clients participation=bernou
 DEAD_RATE = "num_rounds=300 strategy.local.lr_decay=0.05"
 LATE = "clock=lognormal participation.deadline=5"
 BUFFER = "strategy=fedavg clock=lognormal schedule=buffered schedule.buffer_size=2 schedule.concurrency=4"
-LONE_EXAMPLES = "strategy=fedavg model=cnn_bn partition=iid num_clients=15"
+LONE_EXAMPLES = "model=cnn_bn partition=iid num_clients=15"
+ONE_PASS = "strategy.local.iterations=null strategy.local.epochs=1 strategy.local.batch_size=8"
 
 # What is found without data, by its key.
 MISTAKES = {
@@ -69,8 +70,9 @@ MISTAKES = {
     "participation.late": [
         "clock=lognormal participation.late=stale",
         *(f"{LATE} participation.late=stale strategy={name}" for name in ("scaffold", "fedcrl")),
-        *(f"{LATE} participation.late=partial strategy={name}"
-          for name in ("scaffold", "pfedme", "fedavg strategy.server=fednova"))],
+        *(f"{LATE} participation.late=partial strategy={name}" for name in (
+            "ditto", "fedala", "fedas", "fedpac", "fedrep", "mpfedcon", "scaffold", "pfedme",
+            "fedavg strategy.server=fednova"))],
     "participation.selct": ["participation=full participation.selct=3"],
     "participation.loss_rate": [f"participation=full participation.loss_rate={value}" for value in (-0.1, 1.5, "often")],
     "participation.beta": ["participation=bernoulli participation.beta=0"],
@@ -187,9 +189,13 @@ MISTAKES_WITH_DATA = {
     ],
     "strategy.local.lr_decay": [f"strategy={name} {DEAD_RATE}" for name in (
         "fedavg", "fedavg strategy/server=fednova", "mifa")],
-    "strategy.local.batch_size": [f"{LONE_EXAMPLES} strategy.local.batch_size=1"],
-    "strategy.local.last_batch": [
-        f"{LONE_EXAMPLES} strategy.local.iterations=null strategy.local.epochs=1 strategy.local.batch_size=8"],
+    "strategy.local.batch_size": [f"strategy=fedavg {LONE_EXAMPLES} strategy.local.batch_size=1"],
+    "strategy.local.last_batch": [f"strategy=fedavg {LONE_EXAMPLES} {ONE_PASS}"],
+    "strategy.align_batch": [f"strategy=fedas {LONE_EXAMPLES} strategy.align_batch=1"],
+    "strategy.tune_batch_size": [f"strategy=fedavg_ft strategy.tune=all {LONE_EXAMPLES} strategy.tune_batch_size=1"],
+    "model.freeze": ["strategy=fedgh model.freeze=[classifier.bias]"],
+    "strategy.local.proximal_weight": [
+        f"strategy={name} strategy.local.proximal_weight=0.1" for name in ("local", "fedproto", "fedtgp")],
 }  # fmt: skip
 MISTAKES_ON_DEVICES = {
     "strategy": ["strategy=fedcrll"],

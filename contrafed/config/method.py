@@ -5,6 +5,7 @@
 
 import contextlib
 import inspect
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -54,6 +55,9 @@ def check_model(run: Run, model: SplitModel) -> None:
             raise UserError(f"{what} {fault}")
     _check_patterns(run, client, model)
     broadcast_spec, upload_spec = messages
+    if strategy.config.local.proximal_weight and not any(name.startswith("model/") for name in broadcast_spec):
+        key = "strategy.local.proximal_weight"
+        raise UserError(f"{key}: strategy={strategy.name} receives no model to pull to. Fix: {key}=0")
     _check_buffers(run, model, [name.partition("/")[2] for name in upload_spec])
     if not isinstance(run.privacy.config, none.Config):
         count_protected_kinds(list(upload_spec), list(broadcast_spec), strategy.name)
@@ -77,24 +81,31 @@ def check_batches(run: Run, model: SplitModel, sizes: np.ndarray) -> None:
     """Raise ``UserError`` where BatchNorm would train on a batch of one example. ``sizes`` (K,): training examples."""
     if not has_batch_norm(model) or model.buffers_are == "frozen":
         return
-    config = run.client.strategy.config
-    works = (config.local, client_class_of(run.client.strategy).upload_training(config))
+    client, config = client_class_of(run.client.strategy), run.client.strategy.config
     sizes = sizes[: run.num_trained]
-    unfit = {size for size in np.unique(sizes).tolist() if size and any(work.smallest_batch(size) == 1 for work in works)}
+    unfit = {size for size in np.unique(sizes).tolist() if size and 1 in client.smallest_batches(config, size).values()}
     if not unfit:
         return
-    clients = [client for client, size in enumerate(sizes.tolist()) if size in unfit]
+    clients = [number for number, size in enumerate(sizes.tolist()) if size in unfit]
     first = int(sizes[clients[0]])
-    if first == 1:
-        key, fix = "partition.min_client_size", "partition.min_client_size=2"
-    elif min(work.batch_of(first) for work in works) == 1:
-        key, fix = "strategy.local.batch_size", "strategy.local.batch_size=2 or more"
-    else:
-        key, fix = "strategy.local.last_batch", "strategy.local.last_batch=drop or merge"
+    key, fix = _fix_batches(client, config, first)
     which = (
         f"{len(clients)} of {len(sizes)} clients have a batch of one example, such as client {clients[0]} with {first} examples"
     )
     raise UserError(f"{key}: {which}, and BatchNorm of model={run.client.model.name} needs two. Fix: {fix}")
+
+
+def _fix_batches(client: type[Client], config: Any, examples: int) -> tuple[str, str]:
+    """Return the key, and a change of it, that leaves a client with so many ``examples`` no batch of one."""
+    dropped = replace(config, local=replace(config.local, last_batch="drop"))
+    if 1 not in client.smallest_batches(dropped, examples).values():
+        return "strategy.local.last_batch", "strategy.local.last_batch=drop or merge"
+    many = examples if isinstance(config.local.batch_size, float) and examples > 1 else 10**6
+    for key, size in client.smallest_batches(dropped, many).items():
+        if size == 1:
+            return key, f"{key}=2 or more"
+    enough = next(more for more in itertools.count(2) if 1 not in client.smallest_batches(dropped, more).values())
+    return "partition.min_client_size", f"partition.min_client_size={enough}"
 
 
 def _check_patterns(run: Run, client: type[Client], model: SplitModel) -> None:

@@ -86,13 +86,13 @@ def check_lateness(participation: Choice, clock: Choice, client: Choice, server:
         wrong = "without a deadline nobody is late. Fix: set participation.deadline or participation.over_select"
     elif config.staleness_a and config.late != "stale":
         key, wrong = "participation.staleness_a", "no late reply is used later. Fix: participation.late=stale, or leave it out"
+    elif can_be_late and getattr(server.config, "weights", None) == "known_probability":
+        key, wrong = "strategy.weights", "known_probability does not know who is late. Fix: strategy.weights=samples"
     elif config.late == "partial":
         halves = client_class_of(client), strategy_class_of(server)
         for name, half in zip((f"strategy={client.name}", f"strategy.server={server.name}"), halves, strict=True):
             if half.whole_training_reason:
                 wrong = f"{name} trains as planned: {half.whole_training_reason}. Fix: participation.late=drop"
-    elif can_be_late and getattr(server.config, "weights", None) == "known_probability":
-        key, wrong = "strategy.weights", "known_probability does not know who is late. Fix: strategy.weights=samples"
     if wrong:
         raise UserError(f"{key}: {wrong}")
 

@@ -38,6 +38,8 @@ class Drawn(nn.Module):
         """Drop parts of x (b, ...), or of (n b, ...) where each example has n rows in succession."""
         if self.numbers is None or not self.rate:
             return x
+        if self.rate == 1:
+            return torch.zeros_like(x)
         rows, examples = len(x), len(self.numbers)
         if rows % examples:
             raise ValueError(f"dropout got {rows} rows of {examples} examples: it takes as many rows of each example")

@@ -147,8 +147,10 @@ class SplitModel(nn.Module):
             x: Images (b, C, H, W), or the encoder's outputs (b, E) if ``encoded``.
             dropout_mask: By layer, factors 0 or 1/(1-p) (b, D) on its input. None means evaluation mode.
             with_levels: Pool the stages' outputs too. That costs time, so only methods that compare them ask for it.
-            encoded: Whether ``x`` are the encoder's outputs.
+            encoded: Whether ``x`` are the encoder's outputs, which have no levels. Raises ``TypeError`` if they are asked for.
         """
+        if encoded and with_levels:
+            raise TypeError("with_levels needs images, but the encoder is frozen and was run before. Fix: reads_images = True")
         levels: list[Tensor] | None = [] if with_levels else None
         masks = dropout_mask or {}
         z = x if encoded else self.encoder(x, levels)

@@ -69,6 +69,7 @@ class Client(NumPyClient):
     whole_training_reason: ClassVar[str] = ""  # why it cannot stop at a deadline (participation.late=partial), or empty
     plain_sgd_reason: ClassVar[str] = ""  # why local training must be plain SGD, without momentum or Adam, or empty
     upload: ClassVar[Literal["model", "delta"]] = "model"  # upload the trained tensors, or their change
+    reads_images: ClassVar[bool] = False  # whether the loss reads ``batch.x`` as images, also if the encoder is frozen
     own_model: ClassVar[bool] = False  # whether a client is evaluated by a personal model although all parts are shared
     loss_names: ClassVar[tuple[str, ...]] = ()  # ``loss`` returns these and "loss". A reply with other names is rejected
     model_names: ClassVar[tuple[str, ...]] = ()  # ``eval_models`` returns these and "model", likewise
@@ -150,8 +151,12 @@ class Client(NumPyClient):
     @classmethod
     def upload_training(cls, config: Any) -> LocalTraining:
         """Return the training settings of the upload, for strategies that divide by their number of steps."""
-        local_training: LocalTraining = config.local
-        return local_training
+        return config.local  # type: ignore[no-any-return]
+
+    @classmethod
+    def smallest_batches(cls, config: Any, examples: int) -> dict[str, int]:
+        """Return the examples in the smallest batch of each phase that trains the encoder, by the key of its batch size."""
+        return {"strategy.local.batch_size": cls.upload_training(config).smallest_batch(examples)}
 
     def num_local_steps(self, examples: int) -> int:
         """Return how many steps a client with ``examples`` examples takes in a round. Scheduling uses it."""
@@ -263,13 +268,9 @@ class Client(NumPyClient):
         return found
 
     def over_examples(
-        self,
-        stack: ClientStack,
-        function: Callable[..., Tensors],
-        params: Tensors,
-        loss_inputs: Tensors,
+        self, stack: ClientStack, function: Callable[..., Tensors], params: Tensors, loss_inputs: Tensors,
         examples: Sequence[np.ndarray] | None = None,
-    ) -> Tensors:
+    ) -> Tensors:  # fmt: skip
         """Sum ``function(params, batch, loss_inputs)``, one client's sums by name, over each client's training part (B, ...).
 
         It runs in evaluation mode, in the examples' order. ``examples`` (n,) replace the training part.
@@ -343,18 +344,10 @@ class Client(NumPyClient):
         return local_round.update(self, received, server_round, deadline)
 
     def evaluate_clients(
-        self,
-        received: Sequence[Tensors],
-        server_round: int,
-        *,
-        split: str = "test",
-        final: bool = False,
-        after_training: bool = False,
-        deadline: float | None = None,
-        models: Sequence[Tensors] | None = None,
-        metrics: Sequence[str] = (),
-        validation: bool = False,
-    ) -> list[Evaluation]:
+        self, received: Sequence[Tensors], server_round: int, *, split: str = "test", final: bool = False,
+        after_training: bool = False, deadline: float | None = None, models: Sequence[Tensors] | None = None,
+        metrics: Sequence[str] = (), validation: bool = False,
+    ) -> list[Evaluation]:  # fmt: skip
         """Evaluate every client's model, or that of ``models``, on its own ``split``: test or train. Changes nothing.
 
         ``final`` marks the run's last evaluation. With ``after_training`` the evaluation follows the local update of the next

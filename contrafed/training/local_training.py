@@ -9,6 +9,9 @@ import numpy as np
 from contrafed.core.errors import UserError
 from contrafed.core.schema import Range
 
+# Why a client that trains in phases cannot stop at a deadline.
+SEVERAL_PHASES = "a late client would spend all its steps on the first of several phases"
+
 
 @dataclass(frozen=True)
 class LocalTraining:

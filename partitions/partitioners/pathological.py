@@ -27,6 +27,8 @@ FIXED_CLASSES = True
 def split(config: Config, draw: Draw) -> list[np.ndarray]:
     """Return K parts of S classes each (FedCRL's pathological setting, and MpFedcon on CIFAR).
 
+    A client has fewer classes if it draws one twice, or if K S / C is not whole and later clients find few classes left.
+
     Raises:
         UserError: If no such partition exists.
     """

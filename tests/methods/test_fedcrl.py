@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from hand import client_of, heads, losses_of, rule_of, whole
-from helpers import close, config_of, read_rows, same, workspace_of
+from helpers import build_received, close, config_of, read_rows, same, workspace_of
 
 from contrafed.runs.run import run
 from contrafed.server.base import Replies, Reply
@@ -110,6 +110,14 @@ def test_a_literal_clip_puts_every_weight_between_0_and_1():
     for own, received, expected in ((5.0, 2.0, 1.0), (-5.0, -2.0, 0.0), (0.5, 0.25, 0.362332)):
         assert blend_at_start(own, received, 1.0, clip="literal") == pytest.approx(expected, abs=1e-6)
     assert blend_at_start(5.0, 2.0, 1.0, clip="none") == pytest.approx(3.347987, abs=1e-6)
+
+
+def test_a_literal_clip_leaves_statistics_alone():
+    settings = ("model=cnn_bn", "model.channels=[3]", "model.kernel=3", "strategy=fedcrl", "num_clients=4", "partition=iid")
+    workspace = workspace_of(config_of(*settings, "strategy.clip=literal", "strategy.local.last_batch=merge"))
+    (update,) = workspace.client_class(workspace, [0]).update([build_received(workspace)], 1)
+    assert update.tensors["model/encoder.stages.0.1.num_batches_tracked"] > 1
+    assert update.tensors["model/encoder.stages.0.1.weight"].max() <= 1
 
 
 def test_the_own_body_is_weighted_by_tau():
