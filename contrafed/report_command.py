@@ -90,12 +90,11 @@ def _report(asked: argparse.Namespace) -> None:
         print(tables.list_runs(find(asked.folders, damaged)).plain, end="")
         _left_out(damaged)
     else:
-        runs = _usable(asked.folders, asked)
+        runs, aside = _usable(asked.folders, asked)
         folder = asked.out or asked.folders[0] / "report"
         title = asked.title or ", ".join(dict.fromkeys(map(pages.name_of, asked.folders)))
-        files = pages.write(
-            runs, folder, title, None if asked.target is None else round(asked.target / 100, 12), asked.baseline
-        )
+        target = None if asked.target is None else round(asked.target / 100, 12)
+        files = pages.write(runs, folder, title, target, asked.baseline, aside)
         for path in (folder / "runs.md", folder / "differences.md"):
             if path in files:
                 print(path.read_text(encoding="utf-8"))
@@ -108,7 +107,7 @@ def _paper(asked: argparse.Namespace) -> None:
     width = COLUMN_INCHES if asked.width is None else asked.width
     if not 2 <= width <= 12:
         raise UserError(f"--width {width:g}: not a width in inches. Fix: between 2 and 12, such as 3.3 or 7")
-    runs = _usable(asked.folders, asked)
+    runs, _ = _usable(asked.folders, asked)
     folder = asked.out or asked.folders[0] / "report"
     _print_files(write_paper(runs, folder, width, asked.baseline), runs, folder)
 
@@ -143,7 +142,7 @@ def _results(asked: argparse.Namespace) -> None:
     if asked.name and len(asked.folders) != 1:
         raise UserError("--name goes with one folder")
     for folder in asked.folders:
-        runs = _usable([folder], asked)
+        runs, _ = _usable([folder], asked)
         kept = results.keep(runs, Path("results"), asked.name or pages.name_of(folder))
         print(f"wrote {format_count(len(runs), 'run')} of {folder} to {kept}")
     files = results_pages.write_results_pages(Path())
@@ -156,7 +155,8 @@ def _left_out(lines: list[str]) -> None:
         print(f"left out: {line}", file=sys.stderr)
 
 
-def _usable(folders: list[Path], asked: argparse.Namespace) -> list:
+def _usable(folders: list[Path], asked: argparse.Namespace) -> tuple[list, list[str]]:
+    """Return the runs that are reported, and a line about each that is left out, which is also printed."""
     from contrafed.report.groups import usable
     from contrafed.report.match_experiment import match_runs
     from contrafed.report.runs import find
@@ -168,7 +168,8 @@ def _usable(folders: list[Path], asked: argparse.Namespace) -> list:
     if not runs:
         more = "; --unfinished takes those that did not end" if not all(run.is_finished for run in found) else ""
         raise UserError(f"none of {format_count(len(found), 'run')} can be reported" + ("" if asked.unfinished else more))
-    return match_runs(runs, experiment, asked.config_dir) if (experiment := getattr(asked, "as")) else runs
+    matching = match_runs(runs, experiment, asked.config_dir) if (experiment := getattr(asked, "as")) else runs
+    return matching, damaged + aside
 
 
 def command() -> None:

@@ -4,8 +4,10 @@ import datasets
 import numpy as np
 import pytest
 from helpers import config_of, with_images
+from hydra.types import RunMode
 from PIL import Image
 
+from contrafed.config.compose import make_own_loader
 from contrafed.config.run_config import resolve
 from contrafed.core.client_run import choose
 from contrafed.core.errors import UserError
@@ -167,7 +169,10 @@ def test_a_partitioner_deals_out_our_examples_by_the_seed(partitioner, arguments
     ],
 )
 def test_arguments_are_given_on_the_command_line(named):
-    config = config_of("partition=flwr", "partition.partitioner=DirichletPartitioner", *named)
+    chosen = ("partition=flwr", "partition.partitioner=DirichletPartitioner", *named)
+    config = config_of(*chosen)
+    sweep = make_own_loader().load_configuration("config", [*chosen, "seed=0,1"], RunMode.MULTIRUN)
+    assert sweep.partition.arguments == config["partition"]["arguments"]
     assert resolve(config).client.partition.config.arguments == {"alpha": 0.3, "self_balancing": True}
 
 

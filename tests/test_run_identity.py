@@ -160,7 +160,7 @@ def test_a_cell_counts_a_seed_once(tmp_path):
     """Also if one of its runs is older than a key."""
     cells = [{"metric": "ema_accuracy", "setting": "", "value": "accuracy_final", "std": None}]
     about = of_a_paper("fedavgm")["published"] | {"cells": cells}
-    for name, more in (("a", {}), ("b", {"partition__skew": 1})):
+    for name, more in (("a", {}), ("b", {"partition__cut_test": False})):
         write_run(tmp_path / name, **of_a_paper("fedavgm") | {"published": about} | more)
     (comparison,) = published.compare(find([tmp_path]))
     assert comparison.cells.dropna(subset=["ours"])["seeds"].tolist() == [1]
@@ -288,7 +288,6 @@ def test_a_name_of_results_is_no_path(tmp_path, name, expect_error):
 
 
 DIFFERENT = {
-    "data": ({"data_fingerprint": "aa"}, {"data_fingerprint": "bb"}, "data_fingerprint (aa, bb)"),
     "weights": (
         {"weights_fingerprint": {"init_from": "1234567890123456"}}, {"weights_fingerprint": {"init_from": "1e12345678901234"}},
         "weights_fingerprint.init_from (1234567890123456, 1e12345678901234)",

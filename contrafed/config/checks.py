@@ -137,6 +137,11 @@ def check_server(choosing: Sequence[Override], find_choices: Callable[[tuple[str
         )
 
 
+def sets_key(override: Override) -> bool:
+    """Return whether an override sets a key of Contrafed's, which ``check_key`` checks. It may be new in an open mapping."""
+    return override.type == OverrideType.CHANGE and not override.is_hydra_override() and override.key_or_group not in GROUPS
+
+
 def check_key(config: DictConfig, override: Override) -> None:
     """Raise ``UserError`` for a key that no YAML declares, with the nearest one, and for ``GROUP.name``."""
     group, _, key = override.key_or_group.partition(".")

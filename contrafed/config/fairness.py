@@ -10,6 +10,8 @@ from contrafed.core.schema import flatten_keys, plain_numbers
 TRAINING = "strategy.local."
 # Parts of a method's loss or algorithm, such as FedProx's pull.
 OF_METHODS = (f"{TRAINING}proximal_weight", f"{TRAINING}keep_optimizer")
+# The groups of a setting, in which methods are compared.
+SETTING = ("dataset", "partition", "participation", "model", "clock", "num_clients", "settings")
 MAX_NAMED = 4  # keys that a sentence names, and methods of a key
 
 # {key: {method: its values, as text}}
@@ -19,20 +21,24 @@ Differing = dict[str, dict[str, str]]
 def find_differing_training(compared: Iterable[tuple[str, Mapping[str, Any]]]) -> Differing:
     """Return the keys ``strategy.local.*`` whose values are not the same for all methods that have them.
 
-    A key that a sweep varies equally for every method does not differ.
+    They are compared over all runs, and within each setting: all groups but ``strategy``, such as the partition. A key that a
+    sweep varies equally for every method does not differ.
 
     Args:
         compared: (method, its composed configuration) of each run.
     """
-    values: dict[str, dict[str, dict[str, None]]] = {}
+    everywhere: dict[str, dict[str, dict[str, None]]] = {}
+    by_setting: dict[tuple[str, str], dict[str, set[str]]] = {}
     for method, config in compared:
+        setting = str([config.get(group) for group in SETTING])
         for key, value in plain_numbers(flatten_keys(config["strategy"].get("local") or {}, TRAINING)).items():
             if key not in OF_METHODS:
-                values.setdefault(key, {}).setdefault(method, {})[_format(value)] = None
+                everywhere.setdefault(key, {}).setdefault(method, {})[_format(value)] = None
+                by_setting.setdefault((key, setting), {}).setdefault(method, set()).add(_format(value))
+    apart = {key for (key, _), methods in by_setting.items() if len(set(map(frozenset, methods.values()))) > 1}
+    apart |= {key for key, methods in everywhere.items() if len(set(map(frozenset, methods.values()))) > 1}
     return {
-        key: {method: "/".join(each) for method, each in methods.items()}
-        for key, methods in values.items()
-        if len({frozenset(each) for each in methods.values()}) > 1
+        key: {method: "/".join(each) for method, each in methods.items()} for key, methods in everywhere.items() if key in apart
     }
 
 

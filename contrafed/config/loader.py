@@ -135,7 +135,8 @@ class ConfigLoader(ConfigLoaderImpl):
         axes = self.read_grid(experiment := conditions.find_experiment(parsed))
         if experiment is not None:
             checks.check_axes(parsed, axes, experiment)
-        lines = [str(o.input_line) for o in parsed if not o.is_sweep_override() and o.key_or_group not in axes]
+        used = [o for o in parsed if not o.is_sweep_override() and o.key_or_group not in axes]
+        lines = [f"++{o.input_line}" if checks.sets_key(o) else str(o.input_line) for o in used]
         config: DictConfig = pickle.loads(_compose_sweep_cached(_Key(self), tuple(lines), stamp(self.own)))
         own = "contrafed_sweeper" in str(config.hydra.sweeper.get("_target_"))
         if own and any(o.key_or_group == "hydra.sweep.subdir" for o in parsed):

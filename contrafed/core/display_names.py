@@ -15,6 +15,7 @@ KEY_NAMES = {
     "strategy.local.epochs": "local epochs",
     "strategy.local.proximal_weight": "proximal weight",
     "dataset.name": "data set",
+    "data_fingerprint": "data",
     "partition.alpha": "Dirichlet α",
     "partition.classes_per_client": "classes of a client",
     "participation.beta": "participation β",

@@ -12,12 +12,16 @@ import numpy as np
 from contrafed.config.compose import compose_job, to_plain
 from contrafed.core import registry
 from contrafed.core.schema import flatten_keys, plain_numbers
+from contrafed.report.csv_cells import EMPTY_CELL
 from contrafed.report.experiment_keys import spread_settings
 from contrafed.report.runs import FinishedRun, flat
 
+DATA = "data_fingerprint"
+OF_FILES = ("dataset.", "partition.", "participation.", "clock.")  # the keys that name a run's files
+
 
 def settings(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
-    """Return {dotted key: value} of each run's configuration, for ``find_varied_keys``.
+    """Return {dotted key: value} of each run's configuration and the fingerprint of its data, for ``find_varied_keys``.
 
     A run may be older than a key. If another run of the same choice has the key, the older run gets today's default.
     """
@@ -30,11 +34,19 @@ def settings(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
         for method, table in zip(methods, tables, strict=True):
             if key not in table and _choice(method, table, key) == (group, choice) and key in (now := _today(group, choice)):
                 table[key] = now[key]
+    for run, table in zip(runs, tables, strict=True):
+        if run.summary.get(DATA):
+            table[DATA] = str(run.summary[DATA])
     return tables
 
 
 def _choice(method: str, table: dict[str, Any], key: str) -> tuple[str, str]:
-    """Return a key's group and a run's choice in it, both empty for a key that every choice has."""
+    """Return a key's group and a run's choice in it, both empty for a key that every choice has.
+
+    Other data are a difference of their own only between runs that name the same files.
+    """
+    if key == DATA:
+        return DATA, json.dumps([(k, v) for k, v in sorted(table.items()) if k.startswith(OF_FILES)], default=str)
     group, dot, rest = key.partition(".")
     if not dot or rest == "name":
         return "", ""
@@ -55,7 +67,8 @@ def find_varied_keys(runs: Sequence[FinishedRun], tables: Sequence[dict[str, Any
     """Return the dotted keys that differ between these runs, except method and seed, in the order of the configuration.
 
     A key of a choice is only compared between runs of the same choice. So ``participation.beta`` differs between two Markov
-    chains, but not between one and a pattern without such a key.
+    chains, but not between one and a pattern without such a key. A run of the choice that lacks it counts as one with null,
+    because a mapping such as ``partition.arguments`` has any keys. A run without a fingerprint has any data.
 
     Args:
         runs: The runs.
@@ -68,9 +81,9 @@ def find_varied_keys(runs: Sequence[FinishedRun], tables: Sequence[dict[str, Any
     for key in keys:
         values: dict[tuple[str, str], set[str]] = {}
         for method, table in zip(methods, tables, strict=True):
-            if key in table:
+            if key in table or key != DATA:
                 of_choice = values.setdefault(_choice(method, table, key), set())
-                of_choice.add(json.dumps(table[key], default=str, sort_keys=True))
+                of_choice.add(json.dumps(None if (value := table.get(key)) == {} else value, default=str, sort_keys=True))
         if any(len(several) > 1 for several in values.values()):
             found.append(key)
     return found
@@ -117,11 +130,9 @@ def _compute_progress(run: FinishedRun) -> tuple[bool, int, int]:
     return run.is_finished, int(run.summary["rounds"]), len(run.config.get("metrics") or ())
 
 
-# The cell of a setting that a run's method does not have, or has as null.
-EMPTY_CELL = "-"
 # The runs of one row should agree in these entries of a summary. Names of versions begin with VERSIONS.
 PROVENANCE_KEYS, VERSIONS = (
-    ("data_fingerprint", "weights_fingerprint.init_from", "weights_fingerprint.model.pretrained", "engine", "commit"),
+    (DATA, "weights_fingerprint.init_from", "weights_fingerprint.model.pretrained", "engine", "commit"),
     "versions.",
 )
 # Largest number of rows that are named because their runs differ in these.

@@ -7,7 +7,8 @@ from typing import Any
 from contrafed.core.display_names import name_key, name_method, name_setting, name_value
 from contrafed.report import significance
 from contrafed.report.beside import Beside
-from contrafed.report.groups import EMPTY_CELL, Group
+from contrafed.report.csv_cells import EMPTY_CELL
+from contrafed.report.groups import Group
 from contrafed.report.tables import Table, find_heads
 
 

@@ -8,15 +8,20 @@ from contrafed.config.fairness import describe_differing_training, find_differin
 from contrafed.core.errors import UserError
 from contrafed.report import figures, plots, published, significance, tables
 from contrafed.report.groups import describe_mixes, group_runs, usable
+from contrafed.report.measures import describe_left_out
 from contrafed.report.names import name_scores
 from contrafed.report.rank_diagram import draw_rank_diagram
 from contrafed.report.runs import FinishedRun, accuracy_of, find
 from contrafed.report.tables import Table
 
+# Files of tables and figures that compare methods, which not every report has.
+OF_METHODS, KINDS = ("methods", "differences", "ranks"), ("md", "csv", "tex", "png", "pdf")
+
 
 def write(
-    runs: Sequence[FinishedRun], folder: Path, title: str, target: float | None = None, baseline: str | None = None
-) -> list[Path]:
+    runs: Sequence[FinishedRun], folder: Path, title: str, target: float | None = None, baseline: str | None = None,
+    aside: Sequence[str] = (),
+) -> list[Path]:  # fmt: skip
     """Write every table (Markdown, CSV, LaTeX) and figure (PNG, PDF) of these runs, and return the files.
 
     Args:
@@ -26,6 +31,7 @@ def write(
         target: Accuracy, as a fraction, to which rounds and MiB are counted. The default is the runs' ``target_accuracy``, or
             FedAvg's last accuracy in a row's setting.
         baseline: The method that others are compared with. The default is FedAvg.
+        aside: A line about each run that is left out.
 
     Raises:
         UserError: If the folder cannot be written, or no run is of the baseline.
@@ -33,7 +39,8 @@ def write(
     found: dict[str, tuple[Table, str, str]] = {}
     title = tables.format_title(runs, title)
     every = tables.runs_table(runs, title, target)
-    found["runs"] = (every, every.markdown + tables.READ + format_mixes(runs) + format_selection(runs), every.latex)
+    text = every.markdown + tables.READ + format_mixes(runs, baseline) + format_selection(runs) + format_left_out(aside)
+    found["runs"] = (every, text, every.latex)
     for comparison in published.compare(runs):
         text, latex = tables.comparison_text(comparison), tables.comparison_latex(comparison)
         found[comparison.stem] = (tables.comparison_table(comparison), text, latex)
@@ -45,6 +52,9 @@ def write(
     files = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if (folder / "runs.md").exists():  # an earlier report, which may have had more methods
+            for path in (folder / f"{stem}.{kind}" for stem in OF_METHODS for kind in KINDS):
+                path.unlink(missing_ok=True)
         for stem, (table, text, latex) in found.items():
             for kind, content in (("md", f"# {table.title}\n\n{text}"), ("csv", table.csv), ("tex", latex)):
                 files.append(folder / f"{stem}.{kind}")
@@ -76,7 +86,7 @@ def leave(folder: Path, runs: Sequence[Path]) -> None:
         title = tables.format_title(found, folder.name)
         table = tables.runs_table(found, title)
         text = f"# {title}\n\n{table.markdown}{tables.READ}{format_mixes(found)}{format_selection(found)}"
-        text += format_differences(found, title)
+        text += format_left_out(aside) + format_differences(found, title)
         (folder / "sweep.md").write_text(text, encoding="utf-8")
         (folder / "sweep.csv").write_text(table.csv, encoding="utf-8")
         plots.save(figures.accuracy(*figures.quiet(group_runs(found), title), *accuracy_of(found)), folder / "sweep")
@@ -86,9 +96,15 @@ def leave(folder: Path, runs: Sequence[Path]) -> None:
         print(f"a table and a figure of {len(found)} runs are in {folder}: sweep.md, sweep.png", flush=True)
 
 
-def format_mixes(runs: Sequence[FinishedRun]) -> str:
-    """Return paragraphs about the table of runs: rows whose runs are not alike, and training settings that differ."""
-    return join_remarks(describe_mixes(group_runs(runs)), describe_training(runs))
+def format_mixes(runs: Sequence[FinishedRun], baseline: str | None = None) -> str:
+    """Return paragraphs about the table of runs: rows whose runs are not alike, what is not compared, and other training."""
+    left_out = describe_left_out(runs, baseline or significance.BASELINE)
+    return join_remarks(describe_mixes(group_runs(runs)), left_out, describe_training(runs))
+
+
+def format_left_out(aside: Sequence[str]) -> str:
+    """Return a list of the runs that are left out, empty without any."""
+    return "\nLeft out:\n\n" + "".join(f"* {line}\n" for line in aside) if aside else ""
 
 
 def describe_training(runs: Sequence[FinishedRun]) -> str:
@@ -130,7 +146,8 @@ def format_differences(runs: Sequence[FinishedRun], title: str, *, named: bool =
         cells = significance.build_method_table(scores, title)
         said = cells.title.removeprefix(f"{title}: ").capitalize()
         means = f"\n### Methods by setting\n\n{said}.\n\n{cells.markdown}{significance.BOLD}"
-    return f"{means}\n### Differences to {scores.baseline}\n\n{table.markdown}{significance.DIFFERENCES}"
+    said = f"By {scores.said} after the last round."
+    return f"{means}\n### Differences to {scores.baseline}\n\n{said}\n\n{table.markdown}{significance.DIFFERENCES}"
 
 
 def name_of(folder: Path) -> str:

@@ -7,20 +7,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from contrafed.config.fairness import describe_differing_training, find_differing_training
 from contrafed.core.display_names import name_key, name_value
 from contrafed.core.errors import UserError
 from contrafed.report import plots, significance
 from contrafed.report.beside import Beside
-from contrafed.report.groups import EMPTY_CELL, Group, group_runs, number_of
+from contrafed.report.csv_cells import EMPTY_CELL
+from contrafed.report.groups import Group, group_runs, number_of
 from contrafed.report.latex import escape_tex
+from contrafed.report.measures import describe_left_out
 from contrafed.report.names import label_group, name_panel, name_scores
+from contrafed.report.pages import describe_training
 from contrafed.report.paper_figures import MAX_CURVES, MAX_PANELS, draw_paper_figure, draw_paper_ranks
 from contrafed.report.runs import FinishedRun, Points, accuracy_of
 from contrafed.report.statistics import over_seeds
+from contrafed.report.tables import describe_scale
 
 COLUMN_INCHES, PAGE_INCHES = 3.3, 7.0  # widths of a column and of a page of two columns
 PREFIX, DPI = "paper", 300
+STEMS = ("accuracy*.p??", "clients*.p??", "sweep-*.p??", "ranks.p??", "methods.tex")  # files of a report
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,9 @@ def write_paper(runs: Sequence[FinishedRun], folder: Path, width: float, baselin
     files = list[Path]()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if (folder / f"{PREFIX}.tex").exists():  # an earlier report, which may have had more figures
+            for path in (path for stem in STEMS for path in folder.glob(f"{PREFIX}-{stem}")):
+                path.unlink()
         swept = draw_sweeps(found, runs, about)
         for name, drawn in choose_figures(found, runs, about, swept).items():
             figure = draw_paper_figure(drawn.kind, drawn.panels, drawn.xlabel, drawn.ylabel, width)
@@ -62,7 +69,8 @@ def write_paper(runs: Sequence[FinishedRun], folder: Path, width: float, baselin
         if scores is not None:
             table = folder / f"{PREFIX}-methods.tex"
             named = name_scores(scores, found)
-            table.write_text(write_paper_table(named, runs, about), encoding="utf-8")
+            remarks = [describe_left_out(runs, scores.baseline), describe_training(runs)]
+            table.write_text(write_paper_table(named, [about, *filter(None, remarks)]), encoding="utf-8")
             files.append(table)
             if (ranking := significance.rank_scores(named)) is not None:
                 files += plots.save(draw_paper_ranks(ranking, width), folder / f"{PREFIX}-ranks", DPI)
@@ -84,9 +92,8 @@ def describe_data(runs: Sequence[FinishedRun], found: Sequence[Group]) -> str:
     spread = f"mean and standard deviation over {most if fewest == most else f'{fewest} to {most}'} seeds"
     if most == 1:
         spread = f"seed {seeds.pop()}" if len(seeds) == 1 else "one seed each"
-    small = {f"scale={run.config['scale']}" for run in runs if run.config.get("scale")}
-    small |= {f"{run.summary['stand_in']} images" for run in runs if run.summary.get("stand_in")}
-    return ", ".join([f"Data: {' and '.join(sets)}, {' or '.join(map(str, clients))} clients", spread, *sorted(small)])
+    data = f"Data: {' and '.join(sets)}, {' or '.join(map(str, clients))} clients"
+    return ", ".join(filter(None, (data, spread, describe_scale(runs))))
 
 
 def choose_figures(
@@ -227,13 +234,11 @@ def _number_parts(parts: Any) -> list[tuple[str, Any]]:
     return [("" if len(parts) == 1 else f"-{number}", part) for number, part in enumerate(parts, 1)]
 
 
-def write_paper_table(scores: significance.Scores, runs: Sequence[FinishedRun], about: str) -> str:
-    """Return methods by settings in LaTeX, with display names. Its caption has the data, and training settings that differ."""
+def write_paper_table(scores: significance.Scores, remarks: Sequence[str]) -> str:
+    """Return methods by settings in LaTeX, with display names. Its caption has the remarks, such as the data."""
     cells = significance.build_method_table(scores, "")
-    title = f"{_capital(scores.said)} after the last round (%). {about}"
-    if footnote := describe_differing_training(find_differing_training((run.method, run.config) for run in runs)):
-        title += f". {footnote}"
-    return significance.write_latex(scores, replace(cells, title=title.removesuffix(".")))
+    said = [f"{_capital(scores.said)} after the last round (%)", *(remark.removesuffix(".") for remark in remarks)]
+    return significance.write_latex(scores, replace(cells, title=". ".join(said)))
 
 
 def write_document(captions: Mapping[str, str], has_table: bool, width: float) -> str:

@@ -7,10 +7,10 @@ round of a target stays the same. Bytes are summed up to each point. The file ``
 last values.
 """
 
-import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from contrafed.core.disk import replace
+from contrafed.core.disk import replace as replace_file
 from contrafed.core.errors import UserError
 from contrafed.core.run_folder import add_later_keys
 from contrafed.report.csv_cells import escape_table, unescape_table
+from contrafed.report.groups import settings
 from contrafed.report.runs import (
     CLIENTS,
     MEAN_OF_CLIENTS,
@@ -29,7 +30,6 @@ from contrafed.report.runs import (
     FinishedRun,
     Points,
     add_earlier_settings,
-    flat,
     placeless,
     read_table,
 )
@@ -63,7 +63,7 @@ def keep(runs: Sequence[FinishedRun], folder: Path, name: str) -> Path:
     known = {run.name: run for run in (load(path) if path.exists() else [])}
     for run in runs:
         free = next(name for name in number_names(run.name) if name not in known or _same(known[name], run))
-        known[free] = dataclasses.replace(run, name=free)
+        known[free] = replace(run, name=free)
     every = list(known.values())
     rows = [_row(run) for run in every]
     columns = [
@@ -83,9 +83,10 @@ def keep(runs: Sequence[FinishedRun], folder: Path, name: str) -> Path:
 
 
 def _same(one: FinishedRun, other: FinishedRun) -> bool:
-    """Return whether two runs have one seed and agree in every key that both have, because a key may be newer than one run."""
-    a, b = ({**flat(run.config), "seed": run.config.get("seed")} for run in (one, other))
-    return all(placeless(a[key]) == placeless(b[key]) for key in a.keys() & b.keys())
+    """Return whether two runs have one method, seed and configuration. A key that is newer than a run has its default."""
+    tables = settings([replace(run, summary={}) for run in (one, other)])  # the data may have changed
+    a, b = ({**placeless(table), "seed": run.config.get("seed")} for run, table in zip((one, other), tables, strict=True))
+    return one.method == other.method and all(a.get(key) == b.get(key) for key in a.keys() | b.keys())
 
 
 def _write(table: pd.DataFrame, path: Path, numbers: str | None = None, nan: str = "") -> None:
@@ -93,7 +94,7 @@ def _write(table: pd.DataFrame, path: Path, numbers: str | None = None, nan: str
     part = path.with_name(f".{path.name}.part")
     try:
         escape_table(table).to_csv(part, index=False, float_format=numbers, na_rep=nan, lineterminator="\n")
-        replace(part, path)
+        replace_file(part, path)
     finally:
         part.unlink(missing_ok=True)
 

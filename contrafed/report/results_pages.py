@@ -13,10 +13,12 @@ from contrafed.core.display_names import name_method
 from contrafed.core.errors import UserError
 from contrafed.report import claims, figures, plots, published, results, tables
 from contrafed.report.groups import describe_mixes, group_runs, usable
+from contrafed.report.measures import describe_left_out
 from contrafed.report.names import label_group, name_table
-from contrafed.report.pages import describe_training, format_differences, format_selection, join_remarks
+from contrafed.report.pages import describe_training, format_differences, format_left_out, format_selection, join_remarks
 from contrafed.report.published import MEASURED_BY, Comparison
 from contrafed.report.runs import FinishedRun
+from contrafed.report.significance import BASELINE
 from contrafed.report.statistics import spearman
 from contrafed.report.tables import Table, figure_of
 from contrafed.runs.output.console import format_count
@@ -129,10 +131,9 @@ def _build_page(path: Path, stored: Sequence[FinishedRun], drawn: Path) -> tuple
     guide = "The columns are explained in [How to read the tables](../RESULTS.md#how-to-read-the-tables).\n"
     parts += [remarks, "## All runs\n", every.markdown, guide]
     mixes = describe_mixes(groups, lambda group: label_group(group, group.setting))
-    parts += [join_remarks(mixes, describe_training(runs)).lstrip(), format_selection(runs).lstrip()]
-    parts += [format_differences(runs, title, named=True).lstrip()]
-    if aside:
-        parts.append("Left out:\n\n" + "".join(f"* {line}\n" for line in aside))
+    left_out = describe_left_out(runs, BASELINE)
+    parts += [join_remarks(mixes, left_out, describe_training(runs)).lstrip(), format_selection(runs).lstrip()]
+    parts += [format_differences(runs, title, named=True).lstrip(), format_left_out(aside).lstrip()]
     return title, "\n".join(part for part in parts if part), pictures
 
 

@@ -201,7 +201,7 @@ def read(folder: Path, name: str) -> FinishedRun:
     """Return the run in a folder. Raises ``UserError`` naming the file that cannot be read."""
     config = add_earlier_settings(read_config(folder))
     groups = [config.get(group) for group in ("strategy", "dataset", "partition", "participation", "model")]
-    whole = all(isinstance(config.get(key), int) for key in ("num_clients", "num_rounds"))
+    whole = all(isinstance(config.get(key), int) for key in ("num_clients", "num_rounds", "seed"))
     if not whole or not all(isinstance(group, dict) and isinstance(group.get("name"), str) for group in groups):
         raise UserError(f"{folder / 'config.yaml'} is no run's configuration")
     metrics = read_table(folder / "metrics.csv", METRICS)

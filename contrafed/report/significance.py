@@ -14,7 +14,8 @@ from contrafed.core.errors import UserError, unknown
 from contrafed.report.beside import Beside
 from contrafed.report.groups import Group, group_runs, short
 from contrafed.report.latex import escape_tex, float_tex
-from contrafed.report.runs import FinishedRun, Points, accuracy_of
+from contrafed.report.measures import choose_measure
+from contrafed.report.runs import FinishedRun, Points
 from contrafed.report.statistics import (
     PairedDifference,
     Ranking,
@@ -29,9 +30,10 @@ BASELINE = "fedavg"
 MAX_COLUMNS = 6  # settings in one table of a page
 NARROW = 2  # settings that fit in one of two columns
 
-BOLD = """
-Bold: the best of a column, and all whose paired difference to it has a 95 % interval with 0 in it. Seeds: the most that a
-cell has.
+BOLD_CELLS = "Bold: the best of a column, and all whose paired difference to it has a 95 % interval with 0 in it"
+BOLD = f"""
+{BOLD_CELLS}. Methods
+are compared on the seeds that both have. Seeds: the most that a cell has. A cell with fewer has their number in brackets.
 """
 DIFFERENCES = """
 Paired differences of equal seeds, in points. p: paired t test, corrected by Holm for the number of rows. Seeds for one point:
@@ -86,17 +88,18 @@ def collect_scores(
     Args:
         runs: Runs that tables take (``usable``).
         baseline: The method to compare with. None: FedAvg if it is among the runs.
-        score: What is compared, as ``accuracy_of`` returns it. None: the accuracy on test data.
+        score: What is compared, as ``accuracy_of`` returns it. None: the accuracy on test data (``choose_measure``).
 
     Raises:
         UserError: If no run is of the baseline, or none of its runs has the setting and seed of another method's.
     """
     found = [group for group in group_runs(runs) if group.until is None]
-    said, points = score or accuracy_of(runs)
     methods = {group.method for group in found}
     if baseline is not None and baseline not in methods:
         raise unknown("baseline", baseline, sorted(methods))
     chosen = baseline or (BASELINE if BASELINE in methods else None)
+    said, points, without = (*score, []) if score else choose_measure(runs, chosen)
+    found = [group for group in found if group.method not in without]
     beside = Beside(found, chosen)
     rows, settings = list[dict[str, Any]](), dict[str, tuple[str, ...]]()
     for group in found:
@@ -139,11 +142,16 @@ def label_method(group: Group, own: Sequence[tuple[str, Any]]) -> str:
 
 
 def compare_to_best(scores: Scores, setting: str) -> dict[str, bool]:
-    """Return {method: whether it is the best of a setting, or cannot be told from the best}, without methods that lack it."""
-    means = scores.means.loc[setting].dropna()
+    """Return {method: whether it is the best of a setting, or cannot be told from the best}, without methods that lack it.
+
+    The best is better than most others on the seeds that both have. So it is the one with the highest mean if all have all.
+    """
+    values = scores.table.loc[[setting]].dropna(axis=1, how="all")
+    means = values.mean()
     if means.empty:
         return {}
-    best = scores.of(setting, str(means.idxmax()))
+    wins = {method: sum((values[method] - values[other]).mean() > 0 for other in means.index) for method in means.index}
+    best = scores.of(setting, str(max(means.index, key=lambda method: (wins[method], means[method]))))
     return {str(method): compare_pairs(scores.of(setting, str(method)), best).is_tie for method in means.index}
 
 
@@ -152,12 +160,13 @@ def build_method_table(scores: Scores, title: str) -> Table:
     methods, settings = scores.methods, [str(setting) for setting in scores.means.index]
     bold = {setting: compare_to_best(scores, setting) for setting in settings}
     rows, numbers = list[tuple[str, ...]](), list[dict[str, Any]]()
+    most = scores.table.groupby(level="setting").count().max(axis=1)
     for method in methods:
         cells = [method]
         for setting in settings:
             values = [value for value in scores.of(setting, method) if not math.isnan(value)]
             mean, std = over_seeds(values)
-            text = figure_of(mean, std)
+            text = figure_of(mean, std) + (f" ({len(values)} of {most[setting]})" if 0 < len(values) < most[setting] else "")
             is_best = bold[setting].get(method, False)
             cells.append(f"**{text}**" if is_best else text)
             if values:
@@ -206,8 +215,8 @@ def _format_p(p: float) -> str:
 
 
 def rank_scores(scores: Scores) -> Ranking | None:
-    """Return the methods ranked over the settings that all of them have, or None if there are too few of either."""
-    whole = scores.means.dropna()
+    """Return the methods ranked over the settings and seeds that all of them have, or None if there are too few of either."""
+    whole = scores.table.dropna().groupby(level="setting", sort=False).mean()
     return rank_methods({method: whole[method].tolist() for method in scores.methods})
 
 
@@ -244,8 +253,7 @@ def write_latex(scores: Scores, cells: Table) -> str:
     """
     values = [scores.settings[str(setting)] for setting in scores.means.index]
     parts = [range(start, min(start + MAX_COLUMNS, len(values))) for start in range(0, len(values), MAX_COLUMNS)]
-    bold = "Bold: the best of a column, and methods whose paired difference to it has a 95 % interval with 0 in it"
-    said = f"{cells.title}. {bold}"
+    said = f"{cells.title}. {BOLD_CELLS}"
     written = ["% \\usepackage{booktabs,graphicx}\n"]
     for number, part in enumerate(parts, 1):
         heads = [[key, *(values[column][row] for column in part)] for row, key in enumerate(scores.keys)]

@@ -13,6 +13,7 @@ Points = Sequence[tuple[int, float]]
 ALPHA = 0.05  # two-sided significance level of every test and interval
 POWER = 0.8  # with which a difference is to be found
 MAX_SEEDS = 10_000  # more are not counted
+DIGITS = 9  # to which means are compared: those of equal sums may differ beyond
 MAX_SHIFT = 30  # of Student's t, from which on a difference is found for sure
 
 
@@ -29,7 +30,7 @@ def over_seeds(values: Sequence[float]) -> tuple[float, float]:
 
 def ranks(values: Sequence[float], *, higher_is_better: bool = True) -> list[float]:
     """Return the rank of each value, 1 for the best. Equal values share the mean of their ranks, and NaN has rank NaN."""
-    numbers = np.asarray(values, float)
+    numbers = np.round(np.asarray(values, float), DIGITS)
     ranked = stats.rankdata(-numbers if higher_is_better else numbers, method="average", nan_policy="omit")
     return [float(rank) for rank in ranked]
 
@@ -40,7 +41,7 @@ def spearman(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, int
     It is NaN below three cells, because any order of two would agree or disagree completely, and if one side has only one
     value.
     """
-    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if not (math.isnan(a) or math.isnan(b))]
+    pairs = [pair for pair in zip(*np.round([ours, theirs], DIGITS).tolist(), strict=True) if not any(map(math.isnan, pair))]
     if len(pairs) < 3 or any(len(set(column)) == 1 for column in zip(*pairs, strict=True)):
         return math.nan, len(pairs)
     return float(stats.spearmanr(*zip(*pairs, strict=True)).statistic), len(pairs)
@@ -173,7 +174,7 @@ def rank_methods(values: dict[str, Sequence[float]]) -> Ranking | None:
     Returns:
         The ranking, or None for fewer than three methods or two settings, for which there is no such test.
     """
-    columns = np.array(list(values.values()), float)
+    columns = np.round(np.array(list(values.values()), float), DIGITS)
     if len(values) < 3 or columns.shape[1] < 2:
         return None
     k, n = columns.shape

@@ -1,6 +1,7 @@
 """Write tables as Markdown, CSV and LaTeX: all runs of a folder, two runs side by side, and ours with a paper's."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from contrafed.report.beside import Beside
 from contrafed.report.csv_cells import escape_table
 from contrafed.report.groups import Group, format_value, group_runs, number_of, short
 from contrafed.report.latex import escape_tex, float_tex
+from contrafed.report.measures import choose_measure
 from contrafed.report.published import COLUMN, MEASURED_BY, UNREACHED_VALUES, Comparison, find_ranking_columns
 from contrafed.report.runs import SIMULATED_TIME, FinishedRun, Points, accuracy_of, beside_accuracy_of, ending_accuracy_of, flat
 from contrafed.report.statistics import first_at, over_seeds
@@ -106,15 +108,22 @@ def find_heads(keys: Sequence[str]) -> dict[str, str]:
     return {key: key if head in FIXED_HEADS or heads.count(head) > 1 else head for key, head in zip(keys, heads, strict=True)}
 
 
-def fedavgs_last(found: Sequence[Group], points: Callable[[FinishedRun], Points]) -> list[float | None]:
-    """Return for each group FedAvg's last accuracy in the same setting (``Beside``), the mean over seeds, or None."""
+def fedavgs_last(found: Sequence[Group], runs: Sequence[FinishedRun]) -> list[float | None]:
+    """Return for each group FedAvg's last accuracy in the same setting (``Beside``), the mean over seeds, or None.
+
+    It is None if FedAvg lacks the group's accuracy (``measures``).
+    """
+    _, points, without = choose_measure(runs, "fedavg")
     ends: list[tuple[Group, list[float]]] = []
     for group in found:
         if group.method == "fedavg" and group.until is None:
             ends.append((group, [points(run)[-1][1] for run in group.runs if points(run)]))
     place = Beside([group for group in found if group.until is None], "fedavg").setting
     last = [[value for other, values in ends if place(other) == place(group) for value in values] for group in found]
-    return [over_seeds(values)[0] if values else None for values in last]
+    return [
+        over_seeds(values)[0] if values and group.method not in without else None
+        for group, values in zip(found, last, strict=True)
+    ]
 
 
 def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = None) -> Table:
@@ -134,8 +143,10 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
     for name in beside_accuracy_of(runs):
         further += [(f"test {name}, last", f"global/test/{name}", 100, 2), (f"clients' {name}, last", f"own/{name}", 100, 2)]
     columns = (*SCORES, *further, *COSTS)
-    targets = fedavgs_last(found, points) if target is None else [target] * len(found)
+    targets = fedavgs_last(found, runs) if target is None else [target] * len(found)
     goal = "FedAvg's last" if target is None else f"{100 * target:.4g} % {said}"
+    if target is None:
+        said, points, _ = choose_measure(runs, "fedavg")
     extra = [(f"{goal} {said}", 2)] if target is None else []
     timed = ["simulated seconds"] if all(run.points(*SIMULATED_TIME) for run in runs) else []
     costs = [(f"{cost} to {goal}", 0) for cost in ("rounds", "MiB", *timed)]
@@ -167,11 +178,18 @@ def _rounds(group: Group) -> str:
     return said if done == [planned] else f"{said} of {planned}"
 
 
+def describe_scale(runs: Sequence[FinishedRun]) -> str:
+    """Return reduced scale and replaced images of runs, and how many runs have them if not all do. Empty if none do."""
+    said = Counter(f"scale={run.config['scale']}" for run in runs if run.config.get("scale"))
+    said += Counter(f"{run.summary['stand_in']} images" for run in runs if run.summary.get("stand_in"))
+    shares = {text: "" if count == len(runs) else f" in {count} of {len(runs)} runs" for text, count in said.items()}
+    return ", ".join(f"{text}{shares[text]}" for text in sorted(said))
+
+
 def format_title(runs: Sequence[FinishedRun], title: str) -> str:
     """Return a title that names reduced scale and replaced images."""
-    said = {f"scale={run.config['scale']}" for run in runs if run.config.get("scale")}
-    said |= {f"{run.summary['stand_in']} images" for run in runs if run.summary.get("stand_in")}
-    return f"{title} ({', '.join(sorted(said))})" if said else title
+    said = describe_scale(runs)
+    return f"{title} ({said})" if said else title
 
 
 def _table(
@@ -333,14 +351,6 @@ def comparison_text(comparison: Comparison) -> str:
     """Return a paper's table with ours in Markdown, with ranks, correlations with their numbers of cells, and missing cells."""
     lines = "".join(f"* {line}\n" for line in correlation_lines(comparison))
     return "\n".join([*(table.markdown for table in comparison_tables(comparison)), lines, missing_line(comparison) + "\n"])
-
-
-def comparison_line(comparison: Comparison) -> str:
-    """Return our values of one method and the paper's in a line. Several cells are named by their columns."""
-    rows = comparison.cells.dropna(subset=["ours"]).to_dict("records")
-    named = COLUMN if len(rows) > 1 else []
-    cells = [" ".join(filter(None, (*(str(row[key]) for key in named), beside(row)))) for row in rows]
-    return f"{comparison.title}, {rows[0]['method']}: {', '.join(cells)}"
 
 
 def comparison_latex(comparison: Comparison) -> str:
