@@ -73,6 +73,7 @@ class ContrafedSweeper(Sweeper):
         self.failures: list[tuple[Any, bool]] = []  # and whether the reason was a user's mistake
         self.folders: list[Path] = []  # of the finished runs, in the order of the jobs
         self.elsewhere = 0  # jobs that another process is at
+        self.diverged = 0  # finished jobs whose model diverged
         self._paces: dict[tuple[str, str], list[float]] = {}  # (method, data set) -> seconds a round
         self._fingerprints: dict[str, str] = {}  # of the images of each data set
         self._there: dict[Path, dict[str, Path]] = {}  # what each folder held: identity -> run
@@ -91,13 +92,14 @@ class ContrafedSweeper(Sweeper):
         from contrafed.config.fairness import find_differing_training, warn_of_differing_training
         from contrafed.runs.launch import check_objective
         from contrafed.runs.output import quiet_libraries
-        from contrafed.runs.setup import check_latest, names_folder
+        from contrafed.runs.setup import check_latest, check_shared_folder, names_folder
 
         quiet_libraries(bool(self.config.get("verbose")))  # before they are imported
 
         asked = {line.partition("=")[0] for line in arguments}
         more = [f"{key}={value}" for key, value in (self.params or {}).items() if key not in asked]
         every = expand_jobs([*more, *arguments], loader=self.loader)
+        check_shared_folder(job.overrides for job in every)
         runs = check_jobs(every, self.loader.own)
         for run in runs:
             check_objective(run)
@@ -152,7 +154,8 @@ class ContrafedSweeper(Sweeper):
                     print(f"\n[job {batch[0].job.number}, {len(left) - number} left{to_go}] {overrides}", flush=True)
                 returned += self._launch(batch)
             if len(self.jobs) > 1:
-                counts = {"failed": len(self.failures), "left to another process": self.elsewhere}
+                counts = {"of them diverged": self.diverged, "failed": len(self.failures)}
+                counts["left to another process"] = self.elsewhere
                 ends = ", ".join(f"{count} {what}" for what, count in counts.items() if count or what == "failed")
                 print(f"\n{len(self.folders)} of {len(self.jobs)} jobs finished, {ends}", flush=True)
         finally:  # also of a sweep that is stopped
@@ -189,9 +192,17 @@ class ContrafedSweeper(Sweeper):
         """Store the result of a job."""
         from contrafed.core.errors import UserError
         from contrafed.runs import checkpoint
-        from contrafed.runs.output.folder import read_finished_summary
+        from contrafed.runs.output.folder import is_held_elsewhere, read_finished_summary
 
-        if done.status != JobStatus.COMPLETED or (summary := read_finished_summary(folder)) is None:
+        summary = read_finished_summary(folder)
+        if done.status != JobStatus.COMPLETED:
+            # Another process may have begun the same job after its folder was chosen.
+            here = find_runs(each.home, folder.name) if each.job.experiment is not None else {}
+            if (same := checkpoint.identity(each.run.composed) in here) and is_held_elsewhere(folder):
+                self.elsewhere += 1
+                return
+            summary = summary if same else None
+        if summary is None:
             self.failures.append((each.job, isinstance(done._return_value, UserError)))
             return
         self._add_finished(folder, summary, each.run)
@@ -228,41 +239,22 @@ class ContrafedSweeper(Sweeper):
 
     def _skip_finished(self, each: Left) -> bool:
         """Return whether a job has finished before. Its folder is then part of the report."""
+        from contrafed.core.errors import UserError
         from contrafed.engines.personal_models import place_in
         from contrafed.runs.output.folder import read_finished_summary
+        from contrafed.runs.setup import check_files
 
         there = self._find_past(each)
         if there is None or (summary := read_finished_summary(there)) is None:
             return False
-        self._check_data(each, there, summary)
+        try:
+            check_files(each.run, there, summary, self._fingerprints)
+        except UserError as error:
+            raise UserError(f"job {each.job.number}: {error}", error.key) from error
         self._add_finished(there, summary, each.run)
         if each.run.save_personal and "personal_accuracy_best" in summary and not Path(place_in(there)).exists():
             print(f"{there} finished without saving its personal models: save_personal=true needs another output_dir")
         return True
-
-    def _check_data(self, each: Left, there: Path, summary: dict[str, Any]) -> None:
-        """Raise ``UserError`` if a finished run had other files of data or of initial weights than the job has."""
-        from contrafed.core.errors import UserError
-        from contrafed.data.fingerprint import find_changed_weights, fingerprint_run, fingerprint_weights
-        from contrafed.data.images import load_images
-
-        now = fingerprint_weights(each.run.init_from, each.run.client.model)
-        if key := find_changed_weights(summary.get("weights_fingerprint", {}), now):
-            raise UserError(
-                f"job {each.job.number}: the file of {key} is not that of its run in {there}. "
-                "Fix: put it back as it was, or name another output_dir"
-            )
-        dataset, files = each.run.client.dataset, (each.run.client.partition, each.run.participation, each.run.clock)
-        before = summary.get("data_fingerprint")
-        if before is None or not any(getattr(choice.config, "path", None) for choice in (dataset, *files)):
-            return
-        if (name := repr((dataset.name, dataset.config))) not in self._fingerprints:
-            self._fingerprints[name] = load_images(dataset).fingerprint
-        if fingerprint_run(self._fingerprints[name], *files) != before:
-            raise UserError(
-                f"job {each.job.number}: the data, or the files of partition, participation or clock, are not those of its run "
-                f"in {there}. Fix: put them back as they were, or name another output_dir"
-            )
 
     def _find_folder(self, each: Left, chosen: Collection[Path] = ()) -> Path | None:
         """Return an existing or a new folder for a job, none of ``chosen``. None if another process has run it or runs it."""
@@ -293,13 +285,14 @@ class ContrafedSweeper(Sweeper):
 
     def _add_finished(self, folder: Path, summary: dict[str, Any], run: "Run") -> None:
         self.folders.append(folder)
+        self.diverged += summary["status"] == "diverged"
         if (pace := summary.get("seconds_per_round")) is not None:
             self._paces.setdefault(_kind_of(run), []).append(float(pace))
 
     def _find_home(self, job: "Job", run: "Run") -> Path:
         """Return the folder of a job's sweep."""
         if self.named:
-            return Path(str(self.config.hydra.sweep.dir))
+            return Path(str(self.config.hydra.sweep.dir)).expanduser()
         if job.experiment is not None:
             return OUTPUTS / "-".join([job.experiment, *([job.scale] if job.scale else [])])
         return self._dated_home

@@ -3,7 +3,7 @@
 import datasets
 import numpy as np
 import pytest
-from helpers import config_of, with_images
+from helpers import check_overrides, config_of, with_images
 from hydra.types import RunMode
 from PIL import Image
 
@@ -14,6 +14,7 @@ from contrafed.core.errors import UserError
 from contrafed.data.images import load_images
 from contrafed.data.partition import make_partition
 from contrafed.partitions.datasets import hub_sets
+from contrafed.runs.setup import check_files
 
 
 @pytest.fixture
@@ -59,6 +60,16 @@ def test_a_repository_is_read_by_its_columns_without_a_network(repository, monke
 def test_a_folder_in_the_home_folder_is_one(repository, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert len(load_images_of(*repository(), *COLUMNS, "dataset.repository=~/hub", "dataset.download=false").y) == 16
+
+
+def test_a_finished_job_is_compared_by_the_content_of_its_folder(repository, tmp_path, expect_error):
+    """A folder in place of a repository has no key ``path``."""
+    job = check_overrides(*repository(), *COLUMNS)
+    summary = {"data_fingerprint": load_images(job.client.dataset).fingerprint}
+    check_files(job, tmp_path, summary, {})
+    repository(kinds=("owl", "cat", "cat"))
+    with expect_error():
+        check_files(job, tmp_path, summary, {})
 
 
 def test_images_of_several_sizes_want_one(repository, expect_error):

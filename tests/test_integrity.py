@@ -205,6 +205,17 @@ def test_a_run_is_not_resumed_with_other_data(tmp_path, change):
     assert run(config_of(*config, "resume=latest"))["data_fingerprint"] == first["data_fingerprint"]
 
 
+def test_a_run_is_not_evaluated_on_other_data(tmp_path):
+    """Its clients' test parts could then have examples that they trained on."""
+    images(tmp_path / "x.npz")
+    run(config_of(*OWN, f"dataset.path={tmp_path}/x.npz", "num_rounds=1", f"output_dir={tmp_path}/run"))
+    again = ("engine=local", f"evaluate_only={tmp_path}/run", f"output_dir={tmp_path}/again")
+    assert run(config_of(*again))["status"] == "finished"
+    images(tmp_path / "x.npz", shift=1)
+    with pytest.raises(UserError, match="evaluate_only: the data"):
+        run(config_of(*again))
+
+
 def test_a_run_is_not_resumed_with_another_file_of_a_partition(tmp_path):
     images(tmp_path / "x.npz")
     parts = tmp_path / "parts.json"

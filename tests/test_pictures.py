@@ -134,7 +134,7 @@ def test_who_is_there_is_who_took_part(tmp_path, capsys):
     assert "cyclic: cannot read" in capsys.readouterr().err
     (tmp_path / "bernoulli" / "participants.csv").write_text("round,client\n")
     assert figures.of_papers(find([tmp_path])) == {}
-    assert "bernoulli: no client took part in any round" in capsys.readouterr().err
+    assert "bernoulli: no client participated in any round" in capsys.readouterr().err
 
 
 def assert_shows(axes, took):

@@ -158,7 +158,11 @@ MISTAKES = {
     "metrics entry": ["metrics=[makro_f1]"],
     "settings": ["settings=code", "experiment=digits settings=printed"],
     "log": ["log=[probability] participation=full"],
-    "init_from": ["init_from=/no/such"],
+    "init_from": ["init_from=/no/such", "init_from="],
+    "resume": ["resume="],
+    "evaluate_only": ["evaluate_only="],
+    "partition.pieces": ["partition=pathological partition.scheme=shards partition.pieces=random"],
+    "partition.distinct": ["partition=pathological partition.distinct=true"],
     "output_dir": ["output_dir=", "output_dir=" + 300 * "a"],
     None: ["foo"],
 }  # fmt: skip

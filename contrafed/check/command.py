@@ -43,6 +43,8 @@ def check_run(run: Run) -> Any:
     from contrafed.config.method import check_model
     from contrafed.training.workspace import make_model
 
+    if run.client.partition.name == "own":
+        raise UserError("partition=own: only devices have its examples. Fix: another partition and dataset for check")
     torch.set_num_threads(1)
     federation, *found = load_twice(run)
     yield from found

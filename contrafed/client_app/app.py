@@ -99,7 +99,7 @@ def query(message: Message, context: Context) -> Message:
             state.open()
             _check_data(state, now, workspace, context)
         elif now.checkpoint is not None and workspace.client_class.has_client_state(workspace.model, workspace.config):
-            raise UserError("checkpoint_every and resume: --node-config needs state-dir, where this client remembers")
+            raise UserError("checkpoint_every and resume: --node-config needs state-dir, for this client's state")
         _resolve_personal_paths(config, context, state)
     except (UserError, OSError) as error:
         refused: dict[str, Any] = {"refused": " ".join(str(error).split())}
@@ -283,10 +283,10 @@ def _open(message: Message, context: Context) -> Opened:
             client.client_states = [state.read(now)]
             _check(client, received)
         elif now.known and not client.client_states[0]:
-            raise ClientStateError(f"what it remembered of round {now.known} ended with its process, as it has no state-dir")
+            raise ClientStateError(f"its state of round {now.known} ended with its process, because it has no state-dir")
     except ClientStateError as error:
         client.client_states = [{}]
-        logging.getLogger("flwr").error("this client's state is lost and begins anew: %s", error)
+        logging.getLogger("flwr").error("this client's state is lost and starts again: %s", error)
         report = {"state-lost": str(error)}
     return Opened(client, received, config, state, now, report)
 

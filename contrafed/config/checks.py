@@ -137,6 +137,12 @@ def check_server(choosing: Sequence[Override], find_choices: Callable[[tuple[str
         )
 
 
+def refuse_two_folders(overrides: Sequence[Override], other: str) -> None:
+    """Raise ``UserError`` if a command line names its folder twice, as ``output_dir`` and by Hydra's key ``other``."""
+    if {"output_dir", other} <= {o.key_or_group for o in overrides}:
+        raise UserError(f"output_dir and {other} name two folders. Fix: leave one out", "output_dir")
+
+
 def sets_key(override: Override) -> bool:
     """Return whether an override sets a key of Contrafed's, which ``check_key`` checks. It may be new in an open mapping."""
     return override.type == OverrideType.CHANGE and not override.is_hydra_override() and override.key_or_group not in GROUPS

@@ -41,6 +41,8 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
         raise UserError(f"{unknown('option', others[0], options)}; settings are KEY=VALUE, without dashes")
     if sum(argument.partition("=")[0] in ("--config-dir", "-cd") for argument in arguments) > 1:
         raise UserError("--config-dir takes one folder")
+    if asked.config_path is not None or asked.config_name is not None:
+        raise UserError("--config-path and --config-name: Contrafed's own configuration is fixed. Fix: --config-dir FOLDER")
     if asked.config_dir == "":
         raise UserError("--config-dir needs a folder")
     if asked.cfg is None and (asked.resolve or asked.package is not None):

@@ -135,6 +135,7 @@ class ConfigLoader(ConfigLoaderImpl):
         axes = self.read_grid(experiment := conditions.find_experiment(parsed))
         if experiment is not None:
             checks.check_axes(parsed, axes, experiment)
+        checks.refuse_two_folders(parsed, "hydra.sweep.dir")
         used = [o for o in parsed if not o.is_sweep_override() and o.key_or_group not in axes]
         lines = [f"++{o.input_line}" if checks.sets_key(o) else str(o.input_line) for o in used]
         config: DictConfig = pickle.loads(_compose_sweep_cached(_Key(self), tuple(lines), stamp(self.own)))
@@ -150,6 +151,7 @@ class ConfigLoader(ConfigLoaderImpl):
         """Return one job's configuration. Raises ``UserError`` for an unknown choice or key, and Hydra's own errors."""
         if several := next((o.input_line for o in parsed if o.is_sweep_override()), None):
             raise UserError(f"{several} lists several values: add -m to run them all, or brackets where they are one list")
+        checks.refuse_two_folders(parsed, "hydra.run.dir")
         # experiment=null and scale=null are the defaults, but not choices of Hydra's.
         asked = [o for o in parsed if o.is_delete() or o.value() is not None or o.key_or_group not in checks.OPTIONAL_GROUPS]
         task = [o for o in asked if not o.is_hydra_override()]
@@ -218,6 +220,9 @@ class ConfigLoader(ConfigLoaderImpl):
             config.hydra.overrides.hydra = [str(o.input_line) for o in parsed if o.is_hydra_override()]
             config.hydra.job.override_dirname = get_overrides_dirname(task, names.exclude_keys, names.item_sep, names.kv_sep)
         keys = {o.key_or_group for o in parsed}
+        for node, key in ((config, "output_dir"), (config.hydra.run, "dir"), (config.hydra.sweep, "dir")):
+            if str(OmegaConf.to_container(node, resolve=False)[key]).startswith("~"):  # type: ignore[index, call-overload]
+                node[key] = os.path.expanduser(node[key])
         if "hydra.run.dir" in keys:  # Hydra's name of output_dir
             config.output_dir = OmegaConf.to_container(config.hydra.run)["dir"]  # type: ignore[index, call-overload]
         if "Optuna" in str(config.hydra.sweeper.get("_target_")) and "hydra.sweeper.direction" not in keys:

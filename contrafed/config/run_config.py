@@ -182,8 +182,9 @@ def check_top(config: Mapping[str, Any]) -> Top:
         if not isinstance(settings, Mapping) or "name" not in settings:
             raise UserError(f"{group} is missing; choices: {', '.join(registry.choices(group))}")
     beside_accuracy(top.metrics)
-    if not top.output_dir.strip():
-        raise UserError("output_dir is empty")
+    for key in ("output_dir", "resume", "init_from"):
+        if getattr(top, key) is not None and not str(getattr(top, key)).strip():
+            raise UserError(f"{key} is empty")
     try:
         os.stat(top.output_dir)
     except FileNotFoundError:  # it is made later
@@ -200,7 +201,7 @@ def check_top(config: Mapping[str, Any]) -> Top:
     if config["dataset"]["name"] == "own" and config["partition"]["name"] != "own":
         raise UserError("dataset=own has no images to deal out; it goes with partition=own")
     if config["engine"]["name"] == "flower" and (top.checkpoint_every is not None or top.resume is not None):
-        raise UserError("engine=flower keeps what clients remember to itself; checkpoints need engine=ray or engine=local")
+        raise UserError("engine=flower keeps client state to itself; checkpoints need engine=ray or engine=local")
     if top.resume is not None and top.evaluate_only is not None:
         raise UserError("resume and evaluate_only exclude each other")
     if top.resume is not None and not config["privacy"].get("seeded_noise", True):
@@ -323,6 +324,8 @@ def for_evaluation(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     if config.get("evaluate_only") is None:
         return dict(config)
+    if not str(config["evaluate_only"]).strip():
+        raise UserError("evaluate_only is empty")
     folder = Path(str(config["evaluate_only"])).expanduser()
     for name in ("config.yaml", "model.safetensors"):
         if not (folder / name).is_file():

@@ -123,10 +123,10 @@ def _check_sampling(server: Choice, participation: Choice) -> None:
         wrong = "participation.select draws clients without replacement, not independently; set it to null"
     elif getattr(server.config, "weights", None) not in strategy_class_of(server).fixed_weights:
         wrong = (
-            "a client's weight depends on who else takes part; with strategy=fedavg strategy.weights=all_clients it is fixed"
+            "a client's weight depends on who else participates; with strategy=fedavg strategy.weights=all_clients it is fixed"
         )
     elif isinstance(config.deadline, str):
-        wrong = "who else takes part decides whether a client is late. Fix: a participation.deadline in seconds"
+        wrong = "who else participates decides whether a client is late. Fix: a participation.deadline in seconds"
     elif config.loss_rate == 1:
         wrong = "participation.loss_rate=1 leaves no reply"
     if wrong:

@@ -38,7 +38,7 @@ class _Outliving:
             os.close(nowhere)
             if not isinstance(error, BrokenPipeError):
                 with contextlib.suppress(OSError):
-                    print(f"output: cannot be written ({error.strerror}); the run goes on without it", file=sys.stderr)
+                    print(f"output: cannot be written ({error.strerror}); the run continues without it", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -113,7 +113,7 @@ def check_labels(y: np.ndarray, where: str, remedy: str) -> None:
     if high > 10 * found + 1000:
         raise UserError(f"{where}: the largest label is {high} though only {found} occur; labels count from 0: {remedy}")
     if low < 0:
-        raise UserError(f"{where}: labels count from 0, found {low}..{high}. Fix: number them anew, without unlabelled ones")
+        raise UserError(f"{where}: labels count from 0, found {low}..{high}. Fix: number them from 0, without unlabelled ones")
     if low > 0:
         raise UserError(f"{where}: labels count from 0, found {low}..{high}: {remedy}")
     if found <= high:

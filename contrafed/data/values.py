@@ -53,7 +53,7 @@ def make_values(
         found = f"got {x.dtype} {x.shape} from {x.min()}"
         raise UserError(f"tokens must be whole numbers from 0 of shape (N, n), {found}. Fix: dataset.kind=values for numbers")
     if kind == "tokens" and (largest := int(x.max())) > (most := MAX_UNUSED_TOKENS + 10 * x.size):
-        fix = "Fix: number the tokens anew from 0, or set dataset.kind=values for numbers"
+        fix = "Fix: number the tokens from 0, or set dataset.kind=values for numbers"
         raise UserError(f"the largest token is {largest}, and each from 0 has an embedding, of at most {most}. {fix}")
     tensor = torch.from_numpy(np.ascontiguousarray(x, dtype=np.int64 if kind == "tokens" else np.float32))
     tensor = tensor.unsqueeze(1) if x.ndim == 2 else tensor  # rows have one channel, as grey images have

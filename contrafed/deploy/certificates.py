@@ -2,7 +2,7 @@
 
 Makes your own certificate authority, the server's certificate signed by it, and a key pair per client, by which the server
 recognises it. Existing files are kept, so that a client can be added later. Only a certificate that expires soon is renewed,
-with its existing key. Delete a file to have it made anew.
+with its existing key. Delete a file to have a new one made.
 """
 
 import datetime
@@ -56,7 +56,7 @@ def make_keys(folder: Path, hosts: Sequence[str], clients: int, days: int, renew
     if folder.is_file():
         raise UserError(f"{folder} is a file, no folder")
     if authority.exists() and not authority_key.exists():
-        raise UserError(f"{authority} is there but {authority_key.name} is not; put it back, or delete both to begin anew")
+        raise UserError(f"{authority} is there but {authority_key.name} is not; put it back, or delete both to make new ones")
     if not server.exists() and not hosts:
         raise UserError("--host is missing: the name or address by which devices reach the server")
     ours = _read(authority).subject if authority.exists() else AUTHORITY
@@ -119,7 +119,7 @@ def _format_public(private: Path) -> bytes:
 
 
 def _build_pair_error(private: Path, public: Path) -> UserError:
-    return UserError(f"{public} is not of the key {private.name}. Fix: put the right one back, or delete both to begin anew")
+    return UserError(f"{public} is not of the key {private.name}. Fix: put the right one back, or delete both to make new ones")
 
 
 def days_left(certificate: Path) -> int:
@@ -140,7 +140,7 @@ def _read(certificate: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(certificate.read_bytes())
     except ValueError as error:
-        raise UserError(f"{certificate} is no certificate; delete it to have it made anew") from error
+        raise UserError(f"{certificate} is no certificate; delete it to have a new one made") from error
 
 
 def _private(path: Path, load: Callable[..., Any] = serialization.load_pem_private_key) -> ec.EllipticCurvePrivateKey:

@@ -110,7 +110,7 @@ class ClientStateStore:
                     raise
                 if self._files and isinstance(error, FileNotFoundError):
                     raise _make_lost_error(self._file(client)) from error
-                raise UserError(f"engine.memory_folder: cannot write what clients remember ({error})") from error
+                raise UserError(f"engine.memory_folder: cannot write client state ({error})") from error
             self._files[client] = checksum(self._file(client))
             self.used[DISK] += self._sizes[client]
 

@@ -67,4 +67,4 @@ class KeyTable:
         if owner != partition:
             raise UserError(f"{who}, but its key is that of partition {owner}. Fix: partition-id={owner} in its --node-config")
         if self.bound.setdefault(partition, key) != key:
-            raise UserError(f"{who}, which belongs to another key. Fix: a partition-id of its own, or begin the run anew")
+            raise UserError(f"{who}, which belongs to another key. Fix: a partition-id of its own, or another run")

@@ -112,9 +112,7 @@ class FlowerGrid(SimulatedGrid):
 
     def take_changed(self) -> dict[int, dict[str, Tensor]]:
         """Raise ``UserError``, because Flower does not give access to client state."""
-        raise UserError(
-            "Flower's simulation keeps what clients remember to itself; checkpoints need engine=ray or engine=local"
-        )
+        raise UserError("Flower's simulation keeps client state to itself; checkpoints need engine=ray or engine=local")
 
     def restore(self, client_states: Iterable[tuple[int, dict[str, Tensor]]], *, changed: bool) -> None:
         """Raise ``UserError`` like ``take_changed``."""

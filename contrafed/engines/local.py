@@ -63,7 +63,7 @@ def run(config: Config, engine_run: EngineRun) -> None:
             raise
         # Nothing on it could be written either, for example the model.
         said = " ".join(str(error).split())[:200]
-        raise RunStopped(f"the GPU is lost to this process ({said}); resume=latest goes on from the last checkpoint") from error
+        raise RunStopped(f"the GPU is lost to this process ({said}). Fix: resume=latest, from the last checkpoint") from error
     finally:
         if grid is not None:
             grid.close()

@@ -131,5 +131,5 @@ def check_ray(cause: Exception | None = None, machines: frozenset[str] = frozens
 
 
 def _stop(problem: str) -> RunStopped:
-    fix = "Fix: give the same line again. With checkpoint_every and resume=latest it goes on"
+    fix = "Fix: give the same line again. With checkpoint_every and resume=latest it resumes"
     return RunStopped(f"engine=ray: {problem}. {fix}")

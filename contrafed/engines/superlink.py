@@ -65,7 +65,7 @@ class SuperLink:
 
     def _check(self, error: httpx.HTTPError, began: float) -> None:
         """Raise ``RunStopped`` if a failed call is the last one."""
-        fix = "Fix: give the same flwr run again. With checkpoint_every and resume=latest it goes on"
+        fix = "Fix: give the same flwr run again. With checkpoint_every and resume=latest it resumes"
         if _has_ended(error):
             reason = "by flwr stop, or because the SuperLink did not answer for a minute"
             raise RunStopped(f"the SuperLink has ended this run, {reason}. {fix}", "interrupted") from error

@@ -32,7 +32,7 @@ def identify() -> None:
 
 
 def reuse_memory() -> None:
-    """Make glibc keep freed memory. Otherwise activations of some 10 MB are mapped anew at every layer of every step.
+    """Make glibc keep freed memory. Otherwise activations of some 10 MB are mapped again at every layer of every step.
 
     This saves a third of a small CNN's time on a CPU. Without glibc it does nothing.
     """

@@ -133,7 +133,7 @@ def _participants(run: FinishedRun, folder: Path) -> tuple[list[tuple[int, np.nd
     table = read_table(folder / "participants.csv", {"round": "int64", "client": "int64"})
     shown, rounds = shown_clients(run.config["num_clients"]), int(run.summary["rounds"])
     if not len(table):
-        raise UserError("no client took part in any round")
+        raise UserError("no client participated in any round")
     by_round = np.split(table["client"].to_numpy(), np.searchsorted(table["round"], np.arange(2, rounds + 1)))
     return [(len(ids), np.flatnonzero(np.isin(shown, ids))) for ids in by_round], shown
 

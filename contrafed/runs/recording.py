@@ -25,7 +25,7 @@ def open_recorder(run: Run, folder: Path, resumed: checkpoint.Checkpoint | None)
         path = folder / f"{name}.csv"
         if path.exists():
             path.replace(path.with_name(path.name + DAMAGED))
-        print(f"{name}.csv: it is missing or was changed, and begins anew with round {resumed.server_round + 1}", flush=True)
+        print(f"{name}.csv: it is missing or was changed, and starts again with round {resumed.server_round + 1}", flush=True)
     sizes = {name: size for name, size in resumed.logs.items() if name not in damaged}
     if source.resolve() != folder.resolve():
         for name in sizes:

@@ -125,7 +125,9 @@ def _sigint_handled_by(handler: Any) -> Iterator[None]:
 def what_is_left(folder: Path) -> str:
     """Return how to resume a run whose disk failed."""
     found = checkpoint.find(folder)
-    return "there is no checkpoint" if found is None else f"resume=latest goes on from round {found.server_round} once it can"
+    if found is None:
+        return "there is no checkpoint"
+    return f"resume=latest continues from round {found.server_round} when the disk can be written"
 
 
 def count_clients(grid: Grid) -> int:

@@ -77,7 +77,7 @@ class Session:
         self.places = self._choose_personal_paths()
         self.resumed = checkpoint.find(run.resume) if run.resume else None
         if run.resume and self.resumed is None:  # complete when the run was checked
-            raise UserError(f"resume: {run.resume} is gone or cannot be read any more; start again to go on from another")
+            raise UserError(f"resume: {run.resume} is gone or cannot be read. Fix: start again, from another checkpoint")
         before = {} if self.resumed is None else self.resumed.weights  # the file of init_from may be gone by now
         self.weights = {**before, **fingerprint_weights(run.init_from, run.client.model)}
         keeping = run.checkpoint_every is not None or self.resumed is not None
@@ -206,12 +206,12 @@ class Session:
     def _advise(self, log: RoundLog, progress: Progress) -> None:
         """Print advice if few clients or none participated."""
         if self.rounds and not log.participants:
-            progress.note("no client took part in any round: look at participation, and at partition.on_small=drop")
+            progress.note("no client participated in any round: look at participation, and at partition.on_small=drop")
         elif (log.uncounted or self.strategy.time) and not self.recorder.has_trained:
             progress.note("no reply was accepted in any round: the global model is the initial one")
         elif log.participants < log.rounds:
             mean = log.participants / log.rounds
-            progress.note(f"{mean:.1f} clients took part in a round, on average: so few clients may want participation=full")
+            progress.note(f"{mean:.1f} clients participated in a round, on average. With participation=full all do")
 
     def _evaluate(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """Evaluate the global model in rounds that have an evaluation."""

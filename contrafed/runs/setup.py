@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from contrafed.config.compose import compose_job, to_plain
 from contrafed.config.run_config import Run, resolve
 from contrafed.core.errors import UserError, nearest
-from contrafed.core.run_folder import read_config
+from contrafed.core.run_folder import read_config, read_summary
 from contrafed.runs.output import claim_folder, quiet_libraries
 from contrafed.runs.output.folder import read_finished_summary
 
@@ -54,11 +54,11 @@ def compose_deployed_run(overrides: str, num_clients: int | None = None, config_
 
         refuse_timeout(wanted.engine.config.round_timeout)
     if num_clients is not None and (wanted.checkpoint_every is not None or wanted.resume is not None):
-        raise UserError("Flower's simulation keeps what clients remember to itself; checkpoints need main.py or devices")
+        raise UserError("Flower's simulation keeps client state to itself; checkpoints need main.py or devices")
     if num_clients is None and getattr(wanted.privacy.config, "seeded_noise", False):
         raise UserError("privacy.seeded_noise=true: all devices know the seed. Fix: privacy.seeded_noise=false")
     if num_clients is None and getattr(wanted.privacy.config, "amplification", False):
-        raise UserError("privacy.amplification=true hides who takes part, which all devices know from the seed")
+        raise UserError("privacy.amplification=true hides who participates, which all devices know from the seed")
     if num_clients is None and wanted.clock.name != "none":
         raise UserError(f"clock={wanted.clock.name} simulates time, and devices take their own. Fix: clock=none")
     if wanted.schedule.name != "synchronous":
@@ -86,11 +86,12 @@ def names_folder(overrides: Iterable[str]) -> bool:
 def check_latest(wanted: Run, named: bool) -> None:
     """Raise ``UserError`` if ``resume=latest`` has no folder to resume in, because an unnamed folder is new."""
     if wanted.resume == LATEST_RUN and not named:
-        raise UserError("resume=latest goes on in the folder that output_dir names: set output_dir=FOLDER beside it")
+        raise UserError("resume=latest needs the folder of the run. Fix: output_dir=FOLDER")
 
 
 def with_folder(wanted: Run, images: str, unique: bool, devices: bool = False) -> Run:
     """Return the run with its folder, made here, and with its checkpoint if it is resumed. ``images``: their fingerprint."""
+    _check_evaluated(wanted, images)
     start = starting_point(wanted, images, devices)
     folder = Path(wanted.output_dir)
     if wanted.resume != LATEST_RUN or not (folder / "config.yaml").exists():
@@ -98,6 +99,60 @@ def with_folder(wanted: Run, images: str, unique: bool, devices: bool = False) -
         if folder.resolve() != Path(wanted.output_dir).resolve():
             print(f"{wanted.output_dir} has a run already: this one's folder is {folder}", flush=True)
     return replace(wanted, resume=start, folder=folder)
+
+
+def _check_evaluated(wanted: Run, images: str) -> None:
+    """Raise ``UserError`` if the data are not those of the run that ``evaluate_only`` names: its parts would be others."""
+    from contrafed.data.fingerprint import fingerprint_run
+
+    before = (read_summary(Path(wanted.evaluate_only)) or {}).get("data_fingerprint") if wanted.evaluate_only else None
+    if before and before != fingerprint_run(images, wanted.client.partition, wanted.participation, wanted.clock):
+        raise UserError(
+            f"evaluate_only: the data, or the files of partition, participation or clock, are not those of "
+            f"{wanted.evaluate_only}. Fix: put them back as they were"
+        )
+
+
+def check_files(run: Run, there: Path, summary: Mapping[str, Any], images: dict[str, str]) -> None:
+    """Raise ``UserError`` if a finished run had other files of data or of initial weights than a sweep's job has.
+
+    Args:
+        run: The job.
+        there: The folder of the finished run.
+        summary: Its summary.
+        images: The fingerprints of data sets that were loaded, to which this one's is added.
+    """
+    from contrafed.data.fingerprint import find_changed_weights, fingerprint_run, fingerprint_weights
+    from contrafed.data.images import load_images
+
+    if key := find_changed_weights(
+        summary.get("weights_fingerprint", {}), fingerprint_weights(run.init_from, run.client.model)
+    ):
+        raise UserError(f"the file of {key} is not that of its run in {there}. Fix: put it back, or name another output_dir")
+    dataset, files = run.client.dataset, (run.client.partition, run.participation, run.clock)
+    before = summary.get("data_fingerprint")
+    # Data that Contrafed downloads do not change.
+    own = not type(dataset.config).__module__.startswith("contrafed.partitions.")
+    own = own or Path(str(getattr(dataset.config, "repository", None) or "")).expanduser().is_dir()
+    if before is None or not (own or any(getattr(choice.config, "path", None) for choice in (dataset, *files))):
+        return
+    if (name := repr((dataset.name, dataset.config))) not in images:
+        images[name] = load_images(dataset).fingerprint
+    if fingerprint_run(images[name], *files) != before:
+        raise UserError(
+            f"the data, or the files of partition, participation or clock, are not those of its run in {there}. "
+            "Fix: put them back as they were, or name another output_dir"
+        )
+
+
+def check_shared_folder(jobs: Iterable[Iterable[str]]) -> None:
+    """Raise ``UserError`` if the command lines of a sweep's jobs name several folders, or one that depends on the job."""
+    named = {line.partition("=")[2] for lines in jobs for line in lines if names_folder([line])}
+    if len(named) > 1 or any("${" in name.replace("${now:", "") for name in named):
+        raise UserError(
+            f"output_dir: {' and '.join(sorted(named)[:2])}, but a sweep has one folder, in which each job has its own. "
+            "Fix: one folder, in quotes if its name has a comma"
+        )
 
 
 def in_sweep() -> bool:
@@ -143,14 +198,14 @@ def starting_point(wanted: Run, images: str, devices: bool = False) -> str | Non
             )
         if devices != bool(found.grid):
             kept, how = ("in the checkpoint", "main.py") if devices else ("on devices", "flwr run")
-            raise UserError(f"resume: what clients remember at {found.path} is {kept}; go on from it with {how}")
+            raise UserError(f"resume: the client state of {found.path} is {kept}. Fix: {how}")
         return str(found.path)
     if not latest:
         raise UserError(f"resume: there is no whole checkpoint in {wanted.resume}{nearest(wanted.resume, [LATEST_RUN])}")
     folder = Path(wanted.output_dir)
     if there := checkpoint.list_checkpoints(folder / checkpoint.FOLDER):
         older = f"{there[-1]} and {len(there) - 1} before it cannot be read"
-        raise UserError(f"resume: damaged, or written by an older version: {older}; delete the folder to begin anew")
+        raise UserError(f"resume: damaged, or written by an older version: {older}; delete the folder to start again")
     config = folder / "config.yaml"
     if config.exists() and config.stat().st_size:  # only the same run may restart after a stop before its first checkpoint
         if read_finished_summary(folder) is not None:

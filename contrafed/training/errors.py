@@ -49,9 +49,7 @@ class LocalError(Exception):
 class ReturnError(TypeError):
     """A function of a method returned a wrong result or wrote a wrong client state. ``place`` is where it is defined."""
 
-    def __init__(
-        self, function: Callable[..., Any], wanted: str, verb: Literal["return", "remember", "report"] = "return"
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], wanted: str, verb: Literal["return", "keep", "report"] = "return") -> None:
         function = getattr(function, "func", function)  # for a functools.partial
         code = getattr(function, "__code__", None)
         self.place = "" if code is None else short_place(code.co_filename, code.co_firstlineno)

@@ -117,16 +117,14 @@ def _check_remembered(client: Any, memory: ClientState, rows: Sequence[Tensors])
     for remembered, row in zip(client.client_states, rows, strict=True):
         new = [n for n in memory if n not in row and not n.startswith(RESERVED)]
         if new and not remembered:
-            raise ReturnError(client.init_client_state, f"a value for {', '.join(new)}, which local_update remembers")
+            raise ReturnError(client.init_client_state, f"a value for {', '.join(new)}, which local_update keeps")
     for name, value in memory.loaded_tensors.items():
         found = tuple(value.shape) if isinstance(value, Tensor) else ()
         wanted = (len(rows), *(rows[0][name].shape if name in rows[0] else found[1:]))
         if found != wanted:
-            raise ReturnError(client.local_update, f"{name} of shape {wanted}, clients first, not {kind_of(value)}", "remember")
+            raise ReturnError(client.local_update, f"{name} of shape {wanted}, clients first, not {kind_of(value)}", "keep")
         if not storable(value):
-            raise ReturnError(
-                client.local_update, f"what a checkpoint can hold, not {format_of(value)} for '{name}'", "remember"
-            )
+            raise ReturnError(client.local_update, f"what a checkpoint can hold, not {format_of(value)} for '{name}'", "keep")
 
 
 class EvaluationRequest(NamedTuple):

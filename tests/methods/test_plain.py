@@ -14,7 +14,7 @@ from contrafed.training.batches import Batches
 @pytest.mark.parametrize(
     ("state", "sent", "said"),
     [
-        ({"last": torch.zeros(1, 1)}, {}, "init_client_state must return a value for last, which local_update remembers"),
+        ({"last": torch.zeros(1, 1)}, {}, "init_client_state must return a value for last, which local_update keeps"),
         ({}, {"extra": torch.ones(1)}, "local_update must return .*what message_spec declares, which extra is not"),
         (
             {},

@@ -180,9 +180,7 @@ def print_summary(summary: Mapping[str, Any], folder: str) -> None:
     if summary.get("personal_accuracy_mean") is not None:
         mean, spread = percent("personal_accuracy_mean"), percent("personal_accuracy_std")
         best = percent("personal_accuracy_best")
-        lines.append(
-            f"personal accuracy: {mean} of the images that clients scored (+- {spread} over these clients), best {best}"
-        )
+        lines.append(f"personal accuracy: {mean} of the clients' test examples (+- {spread} over clients), best {best}")
     if not any("accuracy" in key and value is not None for key, value in summary.items() if key != "target_accuracy"):
         reason = summary.get("not_evaluated")
         lines.append("nothing was evaluated" + (f": {reason}" if reason else ""))
@@ -199,7 +197,7 @@ def print_summary(summary: Mapping[str, Any], folder: str) -> None:
     if summary.get("personal_attackers_accuracy_mean") is not None:
         lines.append(f"attackers, which are in no number above: {percent('personal_attackers_accuracy_mean')}")
     if summary.get("evaluate_only"):
-        lines.append(f"scored what {summary['evaluate_only']} had saved in {summary['seconds']:.1f} s")
+        lines.append(f"evaluated the models of {summary['evaluate_only']} in {summary['seconds']:.1f} s")
     else:
         lines.append(
             f"{format_count(summary['rounds'], 'round')} in {summary['seconds']:.1f} s "

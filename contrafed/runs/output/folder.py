@@ -152,6 +152,9 @@ def make_folder(folder: Path) -> None:
 
 
 def read_finished_summary(folder: Path) -> dict[str, Any] | None:
-    """Return the summary of a finished run, None for any other folder."""
+    """Return the summary of a run that ended with its last round, None for any other folder. It may have diverged there."""
     summary = read_summary(folder)
-    return summary if summary is not None and summary.get("status") == "finished" else None
+    if summary is None:
+        return None
+    whole = summary.get("status") == "diverged" and summary.get("rounds") == summary.get("num_rounds")
+    return summary if whole or summary.get("status") == "finished" else None

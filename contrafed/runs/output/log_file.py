@@ -101,4 +101,4 @@ class LogFile:
         what = f"output_dir: another program replaced, changed or removed {self.path}"
         if os.fstat(self._file.fileno()).st_size >= self.size:
             return f"{what}. Fix: resume=latest. The log is restored, and a file in its place now ends in {DAMAGED}"
-        return f"{what}. Fix: begin the run in another folder, and open a copy of a log of a run that goes on"
+        return f"{what}. Fix: begin the run in another folder, and open a copy of a log while its run continues"
