@@ -285,7 +285,7 @@ class ContrafedSweeper(Sweeper):
 
     def _add_finished(self, folder: Path, summary: dict[str, Any], run: "Run") -> None:
         self.folders.append(folder)
-        self.diverged += summary["status"] == "diverged"
+        self.diverged += summary.get("status") == "diverged"
         if (pace := summary.get("seconds_per_round")) is not None:
             self._paces.setdefault(_kind_of(run), []).append(float(pace))
 

@@ -288,16 +288,16 @@ def test_a_process_that_forgets_without_state_dir_is_told_of(tmp_path, capsys):
     wire.change = forget
     _, metrics, *_ = run_devices(tmp_path / "run", wire, "strategy=pmfl")
     assert rows_of(metrics, "state_lost") == {2: 1}
-    assert "ended with its process, as it has no state-dir" in capsys.readouterr().out
+    assert "ended with its process, because it has no state-dir" in capsys.readouterr().out
 
 
 def test_checkpoints_of_devices_and_of_simulations_are_told_apart(tmp_path):
     run_until_stopped(tmp_path, "strategy=pmfl")
     stored = json.loads((tmp_path / "run" / "checkpoints" / "000002" / "state.json").read_text())["config"]
-    with pytest.raises(UserError, match="what clients remember at .*000002 is on devices; go on from it with flwr run"):
+    with pytest.raises(UserError, match="the client state of .*000002 is on devices"):
         run({**stored, "resume": "latest", "output_dir": str(tmp_path / "run")})
     run({**stored, "output_dir": str(tmp_path / "local")})
-    with pytest.raises(UserError, match="is in the checkpoint; go on from it with main.py"):
+    with pytest.raises(UserError, match="is in the checkpoint"):
         again = clients(tmp_path, SECOND_RUN_ID)
         run_devices(tmp_path / "b", again, *LONG_RUN, "strategy=pmfl", f"resume={tmp_path}/local")
 

@@ -64,7 +64,7 @@ def one_line(found, says):
 def test_a_disk_that_fills_up_ends_a_run_in_one_line_and_it_goes_on_where_there_is_room(tmp_path, whole):
     with small_disk(tmp_path / "disk", 400) as disk:
         found = command("checkpoint_every=1", "checkpoint_keep=50", "num_rounds=7", f"output_dir={disk}/run")
-        one_line(found, r"\(No space left on device\); resume=latest goes on from round \d once it can")
+        one_line(found, r"\(No space left on device\); resume=latest continues from round \d")
         kept = checkpoint.find(disk / "run")
         assert 1 <= kept.server_round < 7
         subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)
@@ -78,7 +78,7 @@ def test_a_disk_that_became_read_only(tmp_path, whole):
     with small_disk(tmp_path / "disk", 4096) as disk:
         run(config_of(*small, f"output_dir={disk}/run"))
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-        with pytest.raises(DiskError, match=r"\(Read-only file system\); resume=latest goes on from round 6"):
+        with pytest.raises(DiskError, match=r"\(Read-only file system\); resume=latest continues from round 6"):
             run(config_of(*small, "resume=latest", f"output_dir={disk}/run"))
         subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
         run(config_of(*small, "resume=latest", f"output_dir={disk}/run"))
@@ -122,7 +122,7 @@ def test_wherever_the_disk_fails_the_last_checkpoint_is_whole(tmp_path, monkeypa
             write(self, done)
 
         patch.setattr(RoundLog, "write", after_round_4)
-        with pytest.raises(DiskError, match=rf"\(No space left on device\); resume=latest goes on from round {good}"):
+        with pytest.raises(DiskError, match=rf"\(No space left on device\); resume=latest continues from round {good}"):
             run(config_of(*small))
     assert not list((tmp_path / "run" / "checkpoints").glob(".*"))  # what there is room for is given back
     run(config_of(*small, "resume=latest"))

@@ -70,6 +70,7 @@ def test_a_finished_job_is_compared_by_the_content_of_its_folder(repository, tmp
     repository(kinds=("owl", "cat", "cat"))
     with expect_error():
         check_files(job, tmp_path, summary, {})
+    check_files(check_overrides("dataset=digits"), tmp_path, summary, {})  # which cannot change, and are not loaded
 
 
 def test_images_of_several_sizes_want_one(repository, expect_error):

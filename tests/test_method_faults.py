@@ -370,7 +370,7 @@ def test_the_accuracy_of_clients_models_is_that_of_the_clients_which_answered(ca
     own = {"personal_accuracy_mean": 0.5, "personal_accuracy_std": 0.125, "personal_accuracy_best": 0.75}
     rest = {"rounds": 3, "seconds": 6.0, "seconds_per_round": 2.0, "bytes_up": 0, "bytes_down": 0, "failures": 3}
     print_summary({**own, **rest, "replies_rejected": 0}, "some/folder")
-    said = "personal accuracy: 50.00% of the images that clients scored (+- 12.50% over these clients), best 75.00%\n"
+    said = "personal accuracy: 50.00% of the clients' test examples (+- 12.50% over clients), best 75.00%\n"
     assert capsys.readouterr().out.startswith(said)
 
 

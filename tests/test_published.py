@@ -310,7 +310,11 @@ def test_rounds_are_counted_to_fedavgs_last_in_the_same_setting(tmp_path):
         for weight in (1, 2):
             strategy = {**method("moon")["strategy"], "contrast_weight": weight}
             write_run(
-                tmp_path / f"moon-{pattern}-{weight}", (0.1, 0.5, 0.6), strategy=strategy, **here, evaluate="after_training"
+                tmp_path / f"moon-{pattern}-{weight}",
+                (0.1, 0.5, 0.6),
+                strategy=strategy,
+                **here,
+                evaluate_after="local_training",
             )
     write_run(tmp_path / "alone", participation={"name": "uniform"}, **method("moon"))
     found = targets(tmp_path, "method", "participation", "contrast_weight")
@@ -324,7 +328,7 @@ def test_rounds_are_counted_to_fedavgs_last_in_the_same_setting(tmp_path):
 
 def test_fedavg_stands_beside_a_method_with_keys_of_its_own(tmp_path):
     strategy = {**method("moon")["strategy"], "contrast_weight": 2}
-    write_run(tmp_path / "moon", strategy=strategy, evaluate="after_training")
+    write_run(tmp_path / "moon", strategy=strategy, evaluate_after="local_training")
     write_run(tmp_path / "fedavg", evaluate_after="download")
     write_run(tmp_path / "elsewhere", evaluate_after="download", participation__name="cyclic")
     own, compared = generated.beside_fedavg("moon", group_runs(find([tmp_path])))

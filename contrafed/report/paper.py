@@ -65,11 +65,12 @@ def write_paper(runs: Sequence[FinishedRun], folder: Path, width: float, baselin
             figure = draw_paper_figure(drawn.kind, drawn.panels, drawn.xlabel, drawn.ylabel, width)
             files += plots.save(figure, folder / f"{PREFIX}-{name}", DPI)
             captions[f"{PREFIX}-{name}"] = drawn.caption
-        scores = significance.collect_scores(runs, baseline, validation_of(runs) if swept else None)
+        score = validation_of(runs) if swept else None
+        scores = significance.collect_scores(runs, baseline, score)
         if scores is not None:
             table = folder / f"{PREFIX}-methods.tex"
             named = name_scores(scores, found)
-            remarks = [describe_left_out(runs, scores.baseline), describe_training(runs)]
+            remarks = [describe_left_out(runs, scores.baseline) if score is None else "", describe_training(runs)]
             table.write_text(write_paper_table(named, [about, *filter(None, remarks)]), encoding="utf-8")
             files.append(table)
             if (ranking := significance.rank_scores(named)) is not None:

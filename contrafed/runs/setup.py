@@ -133,7 +133,8 @@ def check_files(run: Run, there: Path, summary: Mapping[str, Any], images: dict[
     before = summary.get("data_fingerprint")
     # Data that Contrafed downloads do not change.
     own = not type(dataset.config).__module__.startswith("contrafed.partitions.")
-    own = own or Path(str(getattr(dataset.config, "repository", None) or "")).expanduser().is_dir()
+    repository = getattr(dataset.config, "repository", None)
+    own = own or (repository is not None and Path(repository).expanduser().is_dir())
     if before is None or not (own or any(getattr(choice.config, "path", None) for choice in (dataset, *files))):
         return
     if (name := repr((dataset.name, dataset.config))) not in images:

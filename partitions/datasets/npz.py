@@ -57,7 +57,7 @@ def load(config: Config, name: str) -> ImageData:
     x, y, split, owner, spare = _read_arrays(path)
     y, names = number_labels(y, str(path))
     if config.num_classes is None:
-        check_labels(y, str(path), "number them anew, or set dataset.num_classes")
+        check_labels(y, str(path), "number them from 0, or set dataset.num_classes")
     for array, values in (("split", split), ("owner", owner)):
         if values is not None and values.ndim != 1:
             raise UserError(f"{path}: {array} must have one entry for each example, (N,), got {values.shape}")
