@@ -80,6 +80,19 @@ def test_a_job_is_shown_wherever_the_flag_stands(call_command):
     assert call_command(*wanted, "scale=null", "--cfg", "job").stdout == last.stdout
 
 
+def test_the_jobs_of_a_sweep_are_listed_and_not_run(call_command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    wanted = ("-m", "--cfg", "job", "experiment=digits", "strategy=fedavg,moon", "participation=full", "seed=0,1")
+    shown = call_command(*wanted, "shard=2/2")
+    each = "experiment=digits strategy={} participation=full seed=1"
+    lines = [f"[job 1] {each.format('fedavg')}", f"[job 3] {each.format('moon')}", "2 jobs"]
+    assert (shown.returncode, shown.stdout.splitlines()) == (0, lines)
+    assert not list(tmp_path.iterdir())
+    for more in ("hydra/sweeper=optuna", "--resolve", "strategy.local.lr=-1", "--info"):
+        refused = call_command(*wanted, more)
+        assert (refused.returncode, refused.stdout, len(refused.stderr.splitlines())) == (2, "", 1)
+
+
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_choice_composes_and_has_a_description_and_all_its_defaults_in_yaml(group):
     """No dataclass of a choice has a default value."""

@@ -11,7 +11,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from contrafed.config.checks import GROUPS, find_own_folder
-from contrafed.config.compose import Job, compose_job, make_own_loader
+from contrafed.config.compose import Job, compose_job, expand_jobs, make_own_loader, take_shard
 from contrafed.config.loader import NAME, to_plain
 from contrafed.config.overrides import hydra_key, parse_overrides, quote_value, rename_arguments
 from contrafed.config.run_config import Run, check_top, for_evaluation, resolve
@@ -47,7 +47,10 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
         raise UserError("--config-dir needs a folder")
     if asked.cfg is None and (asked.resolve or asked.package is not None):
         raise UserError(f"--{'resolve' if asked.resolve else 'package'} goes with --cfg")
-    if sum((asked.run, asked.multirun, asked.shell_completion, asked.cfg is not None, asked.info is not None)) > 1:
+    if asked.multirun and (asked.resolve or asked.package is not None):
+        raise UserError(f"--{'resolve' if asked.resolve else 'package'} does not go with -m, where --cfg job lists the jobs")
+    kinds = (asked.run, asked.multirun and asked.cfg != "job", asked.shell_completion, asked.cfg is not None)
+    if sum((*kinds, asked.info is not None)) > 1:
         raise UserError("--run, --multirun, --cfg, --info and --shell-completion exclude each other")
     return asked
 
@@ -78,6 +81,20 @@ def check_arguments(asked: argparse.Namespace) -> dict[str, Any]:
         raise UserError(f"{several.input_line}: Hydra's own keys take one value")
     make_own_loader(asked.config_dir).load_configuration(NAME, overrides, RunMode.MULTIRUN)
     return {}
+
+
+def list_jobs(asked: argparse.Namespace) -> str:
+    """Return a line about each job of a sweep: its number and its command line. All are checked. Raises ``UserError``."""
+    overrides = rename_arguments(asked.overrides)
+    given = {o.key_or_group: o.value() for o in parse_overrides(overrides) if o.is_hydra_override()}
+    if "hydra/sweeper" in given and given["hydra/sweeper"] != "contrafed":
+        raise UserError("--cfg job with -m lists the jobs of Contrafed's sweeper. Fix: leave hydra/sweeper out")
+    every = expand_jobs(overrides, asked.config_dir)
+    check_jobs(every, asked.config_dir)
+    shard = given.get(hydra_key("shard"))
+    chosen = take_shard(every, None if shard is None else str(shard))
+    lines = [f"[job {job.number}] {' '.join(job.overrides)}" for job in chosen]
+    return "\n".join([*lines, "1 job" if len(chosen) == 1 else f"{len(chosen)} jobs"])
 
 
 def check_yaml(overrides: list[str], config_dir: str | Path | None = None) -> dict[str, Any]:
@@ -134,6 +151,7 @@ def help_text(config_dir: str | None = None) -> str:
         f"  {f'{called} -m experiment=pmfl/table1':<58} a paper's table",
         f"  {f'{called} check strategy=pmfl model=mlp':<58} tests of a method, a network and data, such as your own",
         f"  {f'{called} strategy=pmfl --cfg job':<58} show the composed configuration (--package KEY: a part of it)",
+        f"  {f'{called} -m experiment=pmfl/table1 --cfg job':<58} list the jobs of a sweep, without running them",
         f"  {f'{called} -m experiment=pmfl/table1 shard=2/4':<58} every fourth of a sweep's jobs, from the second",
         f"  {f'{called} -m hydra/launcher=joblib seed=0,1':<58} Hydra's launchers and sweepers (--hydra-help: its options)",
         "",
