@@ -52,6 +52,15 @@ def test_a_job_that_diverges_at_its_end_is_finished_and_named(call_command):
     assert "2 of them finished already: 0 to run" in again.stdout
 
 
+def test_a_long_name_of_a_job_is_a_name_of_a_folder():
+    for letter in ("x", "я"):
+        values = ",".join(f"{letter * 200}{number}" for number in (1, 2))
+        names = [job.name for job in expand_jobs(["dataset=npz", f"dataset.path={values}"])]
+        assert len(set(names)) == 2
+        for name in names:
+            Path(name).mkdir()
+
+
 def test_the_home_folder_of_a_sweep(call_command, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     for line in ("output_dir=~/z", "hydra.sweep.dir=~/z"):

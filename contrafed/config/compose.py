@@ -18,7 +18,7 @@ from contrafed.core.errors import UserError
 
 __all__ = ["Job", "compose_job", "expand_jobs", "find_choices", "make_own_loader", "read_grid", "to_plain"]
 
-MAX_NAME_CHARACTERS = 150  # characters of a job's name, which becomes a folder's
+MAX_NAME_BYTES = 150  # of a job's name in UTF-8, which becomes a folder's
 
 
 def make_own_loader(config_dir: str | Path | None = None) -> ConfigLoader:
@@ -88,7 +88,8 @@ def expand_jobs(overrides: list[str], config_dir: str | Path | None = None, load
             values = dict(zip(columns, row, strict=True))
             lines = [columns[key][value] for key, value in values.items()]
             name = "-".join(_name_value(key, values[key], key in bare) for key in varied) or "run"
-            name = name if len(name) <= MAX_NAME_CHARACTERS else f"{name[:MAX_NAME_CHARACTERS]}-{zlib.crc32(name.encode()):08x}"
+            if len(content := name.encode()) > MAX_NAME_BYTES:
+                name = f"{content[:MAX_NAME_BYTES].decode(errors='ignore')}-{zlib.crc32(content):08x}"
             scale = values.get("scale")
             scale = None if scale in (None, "null") else str(scale)
             jobs.append(Job(len(jobs), [chosen, *lines] if chosen else lines, name, experiment, scale))

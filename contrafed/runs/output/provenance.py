@@ -17,12 +17,12 @@ def commit() -> str | None:
         return None
     try:
         head, changed = (
-            subprocess.run(["git", "-C", str(_HOME), *args], capture_output=True, text=True, timeout=10, check=True).stdout
+            subprocess.run(["git", "-C", str(_HOME), *args], capture_output=True, timeout=10, check=True).stdout
             for args in (("rev-parse", "--short=12", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return head.strip() + ("+" if changed.strip() else "")
+    return head.decode().strip() + ("+" if changed.strip() else "")
 
 
 def hardware(device: str) -> str:
