@@ -94,6 +94,9 @@ def test_a_rule_beside_a_method_that_has_its_own_is_refused_at_once_whatever_els
         "where: {dataset=digits: 3}",
         "where: dataset=digits",
         "published: x",
+        "published: {paper: pmfl, table: I, method: mine, cells: [{setting: a, metric: accuracy, value: accuracy_final}]}",
+        "published: {paper: pmfl, table: I, dataset: x, method: mine, cells: [{setting: a, metric: accuracy}]}",
+        "published: {paper: pmfl, figure: 3, plot: {kind: curves}}",
     ],
 )
 def test_a_slip_in_an_experiment_of_ones_own_is_one_line(home, expect_error, text):

@@ -180,7 +180,22 @@ def _is_set(key: str, task: list[Override]) -> bool:
 def _resolve_published(config: DictConfig) -> None:
     if not isinstance(config.published, DictConfig):
         raise UserError(f"the experiment's published must be a mapping, got {config.published!r}")
-    OmegaConf.update(config, "published", OmegaConf.to_container(config.published, resolve=True))
+    published: Any = OmegaConf.to_container(config.published, resolve=True)
+    _check_published(published)
+    OmegaConf.update(config, "published", published)
+
+
+def _check_published(published: Mapping[str, Any]) -> None:
+    """Raise ``UserError`` unless a table's place has all keys by which reports find it, and a figure's its kind and metric."""
+    places: list[tuple[str, Any, tuple[str, ...]]] = []
+    if published.get("table") and (cells := published.get("cells")):
+        places = [("published", published, ("paper", "dataset", "method"))]
+        places += [("published.cells", cell, ("setting", "metric", "value")) for cell in cells]
+    if published.get("figure") and (plot := published.get("plot")):
+        places += [("published", published, ("paper",)), ("published.plot", plot, ("kind", "metric"))]
+    for where, place, keys in places:
+        if missing := [key for key in keys if not isinstance(place, Mapping) or key not in place]:
+            raise UserError(f"the experiment's {where} has no {missing[0]}. Fix: {where} with {', '.join(keys)}")
 
 
 def _find_own_paper(config: DictConfig) -> str | None:
