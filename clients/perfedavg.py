@@ -56,9 +56,9 @@ class PerFedAvgClient(Client):
     @classmethod
     def smallest_batches(cls, config: Any, examples: int) -> dict[str, int]:
         """Return that of the batches which are dealt."""
-        count = BATCHES[config.gradient]
-        sizes = super().smallest_batches(config, examples)
-        return {key: size if size < count else size // count for key, size in sizes.items()}
+        count, work = BATCHES[config.gradient], cls.upload_training(config)
+        sizes = work.smallest_batch(examples), min(work.batch_of(examples), examples)
+        return {"strategy.local.batch_size": min(size if size < count else size // count for size in sizes)}
 
     def local_update(self, stack: ClientStack) -> Tensors:
         """Train as FedAvg does, on these larger batches."""

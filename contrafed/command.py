@@ -27,7 +27,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from contrafed.check.command import check_command
-from contrafed.config.command_line import check_arguments, help_text, list_jobs, order_arguments, read_arguments
+from contrafed.config.command_line import check_arguments, help_text, order_arguments, read_arguments
 from contrafed.config.loader import ConfigLoader, to_plain
 from contrafed.config.overrides import one_line
 from contrafed.config.run_config import resolve
@@ -133,9 +133,6 @@ def main() -> int:
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup: the terminal may be closed
             signal.signal(signal.SIGHUP, _interrupt)
         run = {} if asked.hydra_help or asked.shell_completion else check_arguments(asked)
-        if asked.multirun and asked.cfg is not None:
-            print(list_jobs(asked))
-            return 0
         note_missing(Path(run.get("output_dir", ".")))
         return start_hydra(order_arguments(arguments, asked))
     except KeyboardInterrupt:

@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -48,7 +48,8 @@ class SweeperConfig:
 
     _target_: str = "hydra_plugins.contrafed_sweeper.ContrafedSweeper"
     shard: str | None = None  # I/N: every Nth job from the Ith
-    params: dict[str, Any] | None = None  # more axes, key -> values as on a command line
+    params: dict[str, Any] | None = field(default_factory=dict)  # more axes, key -> values as on a command line
+    only_list: bool = False  # list the jobs and run none
 
 
 ConfigStore.instance().store(group="hydra/sweeper", name="contrafed", node=SweeperConfig, provider="contrafed")
@@ -68,8 +69,8 @@ class ContrafedSweeper(Sweeper):
     config: "DictConfig"
     launcher: "Launcher"
 
-    def __init__(self, shard: str | None = None, params: dict[str, Any] | None = None) -> None:
-        self.shard, self.params = shard, params
+    def __init__(self, shard: str | None = None, params: dict[str, Any] | None = None, only_list: bool = False) -> None:
+        self.shard, self.params, self.only_list = shard, params, only_list
         self.failures: list[tuple[Any, bool]] = []  # and whether the reason was a user's mistake
         self.folders: list[Path] = []  # of the finished runs, in the order of the jobs
         self.elsewhere = 0  # jobs that another process is at
@@ -99,8 +100,8 @@ class ContrafedSweeper(Sweeper):
         asked = {line.partition("=")[0] for line in arguments}
         more = [f"{key}={value}" for key, value in (self.params or {}).items() if key not in asked]
         every = expand_jobs([*more, *arguments], loader=self.loader)
-        check_shared_folder(job.overrides for job in every)
         runs = check_jobs(every, self.loader.own)
+        check_shared_folder((job.overrides for job in every), runs)
         for run in runs:
             check_objective(run)
         self.named = names_folder(arguments) or any(
@@ -110,6 +111,10 @@ class ContrafedSweeper(Sweeper):
             self.loader.check_output_dir(experiment)
         check_latest(runs[0], self.named or every[0].experiment is not None)
         chosen = take_shard(list(zip(every, runs, strict=True)), self.shard)
+        if self.only_list:
+            lines = [f"[job {job.number}] {' '.join(job.overrides)}" for job, _ in chosen]
+            print("\n".join([*lines, "1 job" if len(chosen) == 1 else f"{len(chosen)} jobs"]))
+            return []
         self.jobs = [Left(job, run, self._find_home(job, run)) for job, run in chosen]
         if line := warn_of_differing_training(
             find_differing_training((run.client.strategy.name, run.composed) for run in runs)
@@ -197,7 +202,8 @@ class ContrafedSweeper(Sweeper):
         summary = read_finished_summary(folder)
         if done.status != JobStatus.COMPLETED:
             # Another process may have begun the same job after its folder was chosen.
-            here = find_runs(each.home, folder.name) if each.job.experiment is not None else {}
+            taken = each.job.experiment is not None and getattr(done._return_value, "key", None) == "output_dir"
+            here = find_runs(each.home, folder.name) if taken else {}
             if (same := checkpoint.identity(each.run.composed) in here) and is_held_elsewhere(folder):
                 self.elsewhere += 1
                 return

@@ -1,5 +1,6 @@
 """Reports compare like with like: runs of one configuration, on the same data, by the same accuracy, and on equal seeds."""
 
+import pandas as pd
 import pytest
 from reported import method, write_run
 
@@ -87,7 +88,22 @@ def test_methods_without_a_common_accuracy_are_not_compared(tmp_path):
     assert rows["| fedper"].endswith("|  |  |  |")  # no rounds to FedAvg's other accuracy
     assert not rows["| moon"].endswith("|  |  |  |")
     write_paper(runs, tmp_path / "report", 3.3)
-    assert "eval" in (tmp_path / "report" / "paper-methods.tex").read_text()
+    assert "eval\\_clients=true" in (tmp_path / "report" / "paper-methods.tex").read_text()
+
+
+def test_each_setting_is_compared_by_the_accuracy_that_its_methods_have(tmp_path):
+    for pattern, scope in (("full", ("global", "test")), ("cyclic", ("personal", "test"))):
+        for name, end in (("fedavg", 0.5), ("moon", 0.6)):
+            for seed in (0, 1):
+                changes = method(name, seed=seed, participation={"name": pattern})
+                write_run(tmp_path / f"{name}-{pattern}-{seed}", (0.1, end), **changes, scope=scope)
+    scores = significance.collect_scores(find([tmp_path]))
+    assert scores.table.notna().all(axis=None)
+    assert scores.said == "clients' accuracy or test accuracy"
+    text = pages.write(find([tmp_path]), tmp_path / "report", "t")[0].read_text()
+    assert "eval_clients" not in text
+    lines = [line for line in text.splitlines() if line.startswith("| moon")]
+    assert all(line.count("50.00") == 1 for line in lines)
 
 
 def test_the_best_is_that_of_equal_seeds(tmp_path):
@@ -104,9 +120,6 @@ def test_the_best_is_that_of_equal_seeds(tmp_path):
 
 
 def test_methods_are_ranked_on_equal_seeds():
-    scores = significance.Scores("x", ("a",), {"1": ("1",), "2": ("2",)}, None, None)
-    import pandas as pd
-
     rows = [(setting, seed, 50 + 10 * seed, 51 + 10 * seed, 52 + 10 * seed) for setting in "12" for seed in (0, 1)]
     table = pd.DataFrame(rows, columns=["setting", "seed", "low", "middle", "high"]).set_index(["setting", "seed"])
     table.loc[("1", 1), ["middle", "high"]] = float("nan")  # low has the higher mean of all its seeds
@@ -131,19 +144,10 @@ def test_training_that_differs_within_a_setting_is_found():
     assert find_differing_training(same) == {}
 
 
-def test_a_report_names_what_it_leaves_out_and_has_no_earlier_files(tmp_path):
+def test_a_report_names_what_it_leaves_out(tmp_path):
     for name in ("fedavg", "moon"):
         for seed in (0, 1):
             summary = {"status": "diverged", "rounds": 20} if (name, seed) == ("moon", 1) else None
             write_run(tmp_path / "runs" / f"{name}-{seed}", **method(name, seed=seed), summary=summary)
-    out = tmp_path / "report"
-    for asked in ([], ["--paper"]):
-        assert report_command.main([*asked, str(tmp_path / "runs"), "--out", str(out)]) == 0
-    assert "* moon-1: diverged" in (out / "runs.md").read_text()
-    assert (out / "methods.md").exists()
-    (out / "methods-of-mine.md").write_text("mine")
-    for asked in ([], ["--paper"]):
-        assert report_command.main([*asked, str(tmp_path / "runs" / "fedavg-0"), "--out", str(out)]) == 0
-    assert not (out / "methods.md").exists()
-    assert not (out / "paper-methods.tex").exists()
-    assert (out / "methods-of-mine.md").exists()
+    assert report_command.main([str(tmp_path / "runs"), "--out", str(tmp_path / "report")]) == 0
+    assert "* moon-1: diverged" in (tmp_path / "report" / "runs.md").read_text()

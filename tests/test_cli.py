@@ -88,6 +88,8 @@ def test_the_jobs_of_a_sweep_are_listed_and_not_run(call_command, tmp_path, monk
     lines = [f"[job 1] {each.format('fedavg')}", f"[job 3] {each.format('moon')}", "2 jobs"]
     assert (shown.returncode, shown.stdout.splitlines()) == (0, lines)
     assert not list(tmp_path.iterdir())
+    axes = call_command("-m", "--cfg", "job", "seed=0,1", "+hydra.sweeper.params.strategy='fedavg,moon'")
+    assert axes.stdout.splitlines()[-1] == "4 jobs"
     for more in ("hydra/sweeper=optuna", "--resolve", "strategy.local.lr=-1", "--info"):
         refused = call_command(*wanted, more)
         assert (refused.returncode, refused.stdout, len(refused.stderr.splitlines())) == (2, "", 1)

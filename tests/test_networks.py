@@ -298,10 +298,13 @@ def test_a_method_that_reads_images_has_them_also_if_the_encoder_is_frozen():
     ours, fedavg = (workspace_for(*SAME_IMAGES, *chosen) for chosen in (off, ("strategy=fedavg",)))
     updates = [each.client_class(each, [0]).update([build_received(each)], 1)[0] for each in (ours, fedavg)]
     close(updates[0].tensors, updates[1].tensors)
-    for method, loss, least in (("fedrcl", "contrast", 0.1), ("fedavg_fitnet", "hint", -1)):
+    metrics = {}
+    for method in ("fedrcl", "fedavg_fitnet"):
         workspace = workspace_for(*SAME_IMAGES, f"strategy={method}")
         (update,) = workspace.client_class(workspace, [0]).update([build_received(workspace)], 1)
-        assert update.metrics[loss] > least
+        metrics[method] = update.metrics
+    assert metrics["fedrcl"]["contrast"] > 0.1
+    assert metrics["fedavg_fitnet"]["hint"] == 0  # the levels of a frozen encoder do not change
 
 
 def test_a_rate_of_one_drops_all_as_torchs_does():

@@ -96,6 +96,7 @@ def test_a_rule_beside_a_method_that_has_its_own_is_refused_at_once_whatever_els
         "published: x",
         "published: {paper: pmfl, table: I, method: mine, cells: [{setting: a, metric: accuracy, value: accuracy_final}]}",
         "published: {paper: pmfl, table: I, dataset: x, method: mine, cells: [{setting: a, metric: accuracy}]}",
+        "published: {paper: pmfl, table: I, cells: 3}",
         "published: {paper: pmfl, figure: 3, plot: {kind: curves}}",
     ],
 )

@@ -161,8 +161,6 @@ MISTAKES = {
     "init_from": ["init_from=/no/such", "init_from="],
     "resume": ["resume="],
     "evaluate_only": ["evaluate_only="],
-    "partition.pieces": ["partition=pathological partition.scheme=shards partition.pieces=random"],
-    "partition.distinct": ["partition=pathological partition.distinct=true"],
     "output_dir": ["output_dir=", "output_dir=" + 300 * "a"],
     None: ["foo"],
 }  # fmt: skip

@@ -25,9 +25,10 @@ def test_a_job_that_another_process_runs_since_its_folder_was_chosen_is_no_failu
     """joblib's jobs have their folders before the first begins."""
     job = expand_jobs(["experiment=digits", "strategy=fedavg", "participation=uniform", *QUICK_RUN, "seed=0"])[0]
     each = Left(job, check_overrides(*job.overrides), Path("home"))
-    folder, failed = Path("home") / job.name, SimpleNamespace(status=JobStatus.FAILED, _return_value=UserError("a: b"))
+    folder = Path("home") / job.name
 
-    def record():
+    def record(error=UserError("output_dir: taken")):  # noqa: B008
+        failed = SimpleNamespace(status=JobStatus.FAILED, _return_value=error)
         sweeper = sweeper_in("home", named=True)
         sweeper._there = {Path("home"): {}}
         sweeper._record(each, folder, failed)
@@ -40,6 +41,7 @@ def test_a_job_that_another_process_runs_since_its_folder_was_chosen_is_no_failu
     (folder / "summary.json").write_text(json.dumps({"status": "finished", "rounds": 2, "num_rounds": 2}))
     os.close(elsewhere)
     assert record() == (1, 0, 0)
+    assert record(UserError("objective: none")) == (0, 0, 1)
     (folder / "config.yaml").write_text(each.run.text.replace("seed: 0", "seed: 7"))
     assert record() == (0, 0, 1)
 
@@ -72,12 +74,13 @@ def test_the_home_folder_of_a_sweep(call_command, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "asked",
     [
-        ["output_dir=a,b"], ["output_dir=a/${strategy.name}"], ["output_dir=a", "hydra.sweep.dir=b"],
+        ["output_dir=a,b"], ["strategy=fedavg,moon", "output_dir=a/${strategy.name}"], ["output_dir=a", "hydra.sweep.dir=b"],
         ["output_dir=x", "hydra.run.dir=y"],
     ],
 )  # fmt: skip
 def test_a_sweep_has_one_folder(call_command, asked):
-    options = DIGITS_SWEEP if "hydra.run.dir=y" not in asked else DIGITS_SWEEP[1:]
+    options = [line for line in DIGITS_SWEEP if not line.startswith("strategy=")]
+    options = options if "hydra.run.dir=y" not in asked else options[1:]
     done = call_command(*options, "seed=0", *asked)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert done.stderr.startswith("error: output_dir")

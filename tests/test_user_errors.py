@@ -51,7 +51,7 @@ def test_a_home_is_found_in_a_runs_folder(tmp_path, monkeypatch):
         "experiment=fedcrl/base strategy=fedavg strategy.local=3",
         "engine=local engine.memory_folder=/no/such",
         "--num_rounds=3",
-        "-m seed=0,1 --cfg job",
+        "-m seed=0,1 --cfg hydra",
         "--multirn seed=0,1",
         "-x seed=1",
         "--cfg strategy",

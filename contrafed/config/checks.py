@@ -140,7 +140,7 @@ def check_server(choosing: Sequence[Override], find_choices: Callable[[tuple[str
 def refuse_two_folders(overrides: Sequence[Override], other: str) -> None:
     """Raise ``UserError`` if a command line names its folder twice, as ``output_dir`` and by Hydra's key ``other``."""
     if {"output_dir", other} <= {o.key_or_group for o in overrides}:
-        raise UserError(f"output_dir and {other} name two folders. Fix: leave one out", "output_dir")
+        raise UserError(f"output_dir: {other} names the folder too. Fix: leave one out")
 
 
 def sets_key(override: Override) -> bool:

@@ -11,7 +11,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from contrafed.config.checks import GROUPS, find_own_folder
-from contrafed.config.compose import Job, compose_job, expand_jobs, make_own_loader, take_shard
+from contrafed.config.compose import Job, compose_job, make_own_loader
 from contrafed.config.loader import NAME, to_plain
 from contrafed.config.overrides import hydra_key, parse_overrides, quote_value, rename_arguments
 from contrafed.config.run_config import Run, check_top, for_evaluation, resolve
@@ -57,8 +57,15 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
 
 def order_arguments(arguments: list[str], asked: argparse.Namespace) -> list[str]:
     """Return a command line in Hydra's order: options first, then overrides with Hydra's keys."""
-    options = [argument for argument in arguments if argument not in asked.overrides]
-    return [*options, *map(quote_value, rename_arguments(asked.overrides))]
+    overrides = list(map(quote_value, rename_arguments(asked.overrides)))
+    if asked.multirun and asked.cfg == "job":  # the sweeper lists its jobs
+        return [
+            "-m",
+            *(["--config-dir", asked.config_dir] if asked.config_dir else []),
+            *overrides,
+            "hydra.sweeper.only_list=true",
+        ]
+    return [*(argument for argument in arguments if argument not in asked.overrides), *overrides]
 
 
 def check_arguments(asked: argparse.Namespace) -> dict[str, Any]:
@@ -77,24 +84,12 @@ def check_arguments(asked: argparse.Namespace) -> dict[str, Any]:
     sweeper = chosen.get("hydra/sweeper", "hydra/sweeper=contrafed")
     if hydra_key("shard") in chosen and sweeper != "hydra/sweeper=contrafed":
         raise UserError(f"shard: the jobs of {sweeper} cannot be divided. Fix: leave shard out, or {sweeper}")
+    if asked.cfg == "job" and sweeper != "hydra/sweeper=contrafed":
+        raise UserError(f"--cfg job with -m: {sweeper} has no list of jobs. Fix: leave {sweeper} out")
     if several := next((o for o in parsed if o.is_hydra_override() and o.is_sweep_override()), None):
         raise UserError(f"{several.input_line}: Hydra's own keys take one value")
     make_own_loader(asked.config_dir).load_configuration(NAME, overrides, RunMode.MULTIRUN)
     return {}
-
-
-def list_jobs(asked: argparse.Namespace) -> str:
-    """Return a line about each job of a sweep: its number and its command line. All are checked. Raises ``UserError``."""
-    overrides = rename_arguments(asked.overrides)
-    given = {o.key_or_group: o.value() for o in parse_overrides(overrides) if o.is_hydra_override()}
-    if "hydra/sweeper" in given and given["hydra/sweeper"] != "contrafed":
-        raise UserError("--cfg job with -m lists the jobs of Contrafed's sweeper. Fix: leave hydra/sweeper out")
-    every = expand_jobs(overrides, asked.config_dir)
-    check_jobs(every, asked.config_dir)
-    shard = given.get(hydra_key("shard"))
-    chosen = take_shard(every, None if shard is None else str(shard))
-    lines = [f"[job {job.number}] {' '.join(job.overrides)}" for job in chosen]
-    return "\n".join([*lines, "1 job" if len(chosen) == 1 else f"{len(chosen)} jobs"])
 
 
 def check_yaml(overrides: list[str], config_dir: str | Path | None = None) -> dict[str, Any]:

@@ -189,6 +189,8 @@ def _check_published(published: Mapping[str, Any]) -> None:
     """Raise ``UserError`` unless a table's place has all keys by which reports find it, and a figure's its kind and metric."""
     places: list[tuple[str, Any, tuple[str, ...]]] = []
     if published.get("table") and (cells := published.get("cells")):
+        if not isinstance(cells, list):
+            raise UserError(f"the experiment's published.cells must be a list, got {cells!r}")
         places = [("published", published, ("paper", "dataset", "method"))]
         places += [("published.cells", cell, ("setting", "metric", "value")) for cell in cells]
     if published.get("figure") and (plot := published.get("plot")):

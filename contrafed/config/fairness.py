@@ -1,5 +1,6 @@
 """Find training settings that differ between the compared methods of a sweep."""
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -30,7 +31,7 @@ def find_differing_training(compared: Iterable[tuple[str, Mapping[str, Any]]]) -
     everywhere: dict[str, dict[str, dict[str, None]]] = {}
     by_setting: dict[tuple[str, str], dict[str, set[str]]] = {}
     for method, config in compared:
-        setting = str([config.get(group) for group in SETTING])
+        setting = json.dumps([config.get(group) for group in SETTING], sort_keys=True, default=str)
         for key, value in plain_numbers(flatten_keys(config["strategy"].get("local") or {}, TRAINING)).items():
             if key not in OF_METHODS:
                 everywhere.setdefault(key, {}).setdefault(method, {})[_format(value)] = None

@@ -118,7 +118,7 @@ class ConfigLoader(ConfigLoaderImpl):
             config = self._compose_sweep(parsed) if run_mode == RunMode.MULTIRUN else self._compose_job(parsed, hydra=True)
         except UserError as error:
             raise CompositionError(str(error), error.key) from error
-        except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        except (HydraException, OmegaConfBaseException, YAMLError, AssertionError) as error:  # the last is OmegaConf's, too
             raise CompositionError(f"cannot compose the configuration: {explain(error)}") from error
         self._record_overrides(config, parsed)
         return config
@@ -221,8 +221,9 @@ class ConfigLoader(ConfigLoaderImpl):
             config.hydra.job.override_dirname = get_overrides_dirname(task, names.exclude_keys, names.item_sep, names.kv_sep)
         keys = {o.key_or_group for o in parsed}
         for node, key in ((config, "output_dir"), (config.hydra.run, "dir"), (config.hydra.sweep, "dir")):
-            if str(OmegaConf.to_container(node, resolve=False)[key]).startswith("~"):  # type: ignore[index, call-overload]
-                node[key] = os.path.expanduser(node[key])
+            raw: Any = node._get_node(key)._value()  # type: ignore[union-attr]  # it may have references
+            if str(raw).startswith("~"):
+                node[key] = os.path.expanduser(raw)
         if "hydra.run.dir" in keys:  # Hydra's name of output_dir
             config.output_dir = OmegaConf.to_container(config.hydra.run)["dir"]  # type: ignore[index, call-overload]
         if "Optuna" in str(config.hydra.sweeper.get("_target_")) and "hydra.sweeper.direction" not in keys:

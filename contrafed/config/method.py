@@ -55,7 +55,8 @@ def check_model(run: Run, model: SplitModel) -> None:
             raise UserError(f"{what} {fault}")
     _check_patterns(run, client, model)
     broadcast_spec, upload_spec = messages
-    if strategy.config.local.proximal_weight and not any(name.startswith("model/") for name in broadcast_spec):
+    pulls = strategy.config.local.proximal_weight and run.evaluate_only is None
+    if pulls and not any(name.startswith("model/") for name in broadcast_spec):
         key = "strategy.local.proximal_weight"
         raise UserError(f"{key}: strategy={strategy.name} receives no model to pull to. Fix: {key}=0")
     _check_buffers(run, model, [name.partition("/")[2] for name in upload_spec])
@@ -104,7 +105,7 @@ def _fix_batches(client: type[Client], config: Any, examples: int) -> tuple[str,
     for key, size in client.smallest_batches(dropped, many).items():
         if size == 1:
             return key, f"{key}=2 or more"
-    enough = next(more for more in itertools.count(2) if 1 not in client.smallest_batches(dropped, more).values())
+    enough = next(more for more in itertools.count(examples + 1) if 1 not in client.smallest_batches(dropped, more).values())
     return "partition.min_client_size", f"partition.min_client_size={enough}"
 
 

@@ -182,9 +182,10 @@ def check_top(config: Mapping[str, Any]) -> Top:
         if not isinstance(settings, Mapping) or "name" not in settings:
             raise UserError(f"{group} is missing; choices: {', '.join(registry.choices(group))}")
     beside_accuracy(top.metrics)
-    for key in ("output_dir", "resume", "init_from"):
+    fixes = {"output_dir": "a folder", "resume": "latest, or a path", "init_from": "a path, or leave it out"}
+    for key, fix in fixes.items():
         if getattr(top, key) is not None and not str(getattr(top, key)).strip():
-            raise UserError(f"{key} is empty")
+            raise UserError(f"{key}: empty. Fix: {fix}")
     try:
         os.stat(top.output_dir)
     except FileNotFoundError:  # it is made later
@@ -325,11 +326,13 @@ def for_evaluation(config: Mapping[str, Any]) -> dict[str, Any]:
     if config.get("evaluate_only") is None:
         return dict(config)
     if not str(config["evaluate_only"]).strip():
-        raise UserError("evaluate_only is empty")
+        raise UserError("evaluate_only: empty. Fix: the folder of a finished run")
     folder = Path(str(config["evaluate_only"])).expanduser()
     for name in ("config.yaml", "model.safetensors"):
         if not (folder / name).is_file():
             raise UserError(f"evaluate_only: there is no {name} in {folder}; give the folder of a finished run")
     stored = read_config(folder)
     own = {key: config[key] for key in EVALUATION_KEYS}
+    if isinstance(stored.get("participation"), dict) and stored["participation"].get("late") == "partial":
+        stored["participation"] |= {"late": "drop"}  # it is of training, and not every method takes it
     return {**config, **stored, **own, "evaluate_only": str(folder), **NO_TRAINING}

@@ -37,6 +37,12 @@ def settings(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
     for run, table in zip(runs, tables, strict=True):
         if run.summary.get(DATA):
             table[DATA] = str(run.summary[DATA])
+    of_files = [_choice(method, table, DATA) for method, table in zip(methods, tables, strict=True)]
+    for files in set(of_files):  # a run without a fingerprint has the data of the others
+        same = [table for table, own in zip(tables, of_files, strict=True) if own == files]
+        if len(known := {table[DATA] for table in same if DATA in table}) == 1:
+            for table in same:
+                table.setdefault(DATA, next(iter(known)))
     return tables
 
 
@@ -68,7 +74,7 @@ def find_varied_keys(runs: Sequence[FinishedRun], tables: Sequence[dict[str, Any
 
     A key of a choice is only compared between runs of the same choice. So ``participation.beta`` differs between two Markov
     chains, but not between one and a pattern without such a key. A run of the choice that lacks it counts as one with null,
-    because a mapping such as ``partition.arguments`` has any keys. A run without a fingerprint has any data.
+    because a mapping such as ``partition.arguments`` has any keys.
 
     Args:
         runs: The runs.
@@ -83,7 +89,7 @@ def find_varied_keys(runs: Sequence[FinishedRun], tables: Sequence[dict[str, Any
         for method, table in zip(methods, tables, strict=True):
             if key in table or key != DATA:
                 of_choice = values.setdefault(_choice(method, table, key), set())
-                of_choice.add(json.dumps(None if (value := table.get(key)) == {} else value, default=str, sort_keys=True))
+                of_choice.add(json.dumps(table.get(key), default=str, sort_keys=True))
         if any(len(several) > 1 for several in values.values()):
             found.append(key)
     return found

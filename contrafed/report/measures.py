@@ -1,7 +1,10 @@
-"""Find by which accuracy methods are compared, and which methods lack it."""
+"""Find by which accuracy the methods of a setting are compared, and which methods lack it."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from contrafed.report.beside import Beside
+from contrafed.report.groups import Group
 from contrafed.report.runs import FinishedRun, Points, accuracy_of
 
 # In words, and as a function that returns a run's curve: on the test set, and of clients on their own test parts.
@@ -11,29 +14,43 @@ MEASURES: tuple[tuple[str, Callable[[FinishedRun], Points]], ...] = (
 )
 
 
-def is_mixed(runs: Sequence[FinishedRun]) -> bool:
-    """Return whether no accuracy is there for all runs, so that each shows what it has (``accuracy_of``)."""
-    return not any(all(points(run) for run in runs) for _, points in MEASURES)
+@dataclass(frozen=True)
+class Measures:
+    """The accuracy by which each group is compared: in words, and as a function that returns a run's curve."""
+
+    said: str
+    points: dict[int, Callable[[FinishedRun], Points]]  # by the id of a group, without groups that lack it
+    left_out: dict[str, str]  # {method: the accuracy that it lacks in a setting with others}
 
 
-def choose_measure(runs: Sequence[FinishedRun], baseline: str | None) -> tuple[str, Callable[[FinishedRun], Points], list[str]]:
-    """Return the accuracy by which methods are compared, as ``accuracy_of`` does, and the methods that are left out.
+def choose_measures(found: Sequence[Group], baseline: str | None) -> Measures:
+    """Choose the accuracy that all groups have, or else for each setting the one that the baseline and most groups have.
 
-    It is that of all runs, or else the one that the baseline and most methods have.
+    Args:
+        found: The groups.
+        baseline: The method that others are compared with.
     """
-    if not is_mixed(runs):
-        return *accuracy_of(runs), []
-    methods = dict.fromkeys(run.method for run in runs)
-    lacking = [
-        [method for method in methods if not all(points(run) for run in runs if run.method == method)] for _, points in MEASURES
-    ]
-    best = min(range(len(MEASURES)), key=lambda which: (baseline in lacking[which], len(lacking[which])))
-    return *MEASURES[best], lacking[best]
+    runs = [run for group in found for run in group.runs]
+    if any(all(points(run) for run in runs) for _, points in MEASURES):
+        said, points = accuracy_of(runs)
+        return Measures(said, {id(group): points for group in found}, {})
+    place = Beside([group for group in found if group.until is None], baseline).setting
+    settings: dict[str, list[Group]] = {}
+    for group in found:
+        settings.setdefault(str(place(group)), []).append(group)
+    chosen, left_out, words = dict[int, Callable[[FinishedRun], Points]](), dict[str, str](), dict[str, None]()
+    for groups in settings.values():
+        having = [[group for group in groups if all(map(points, group.runs))] for _, points in MEASURES]
+        best = max(range(len(MEASURES)), key=lambda k: (any(g.method == baseline for g in having[k]), len(having[k])))
+        said, points = MEASURES[best]
+        chosen |= {id(group): points for group in having[best]}
+        if having[best]:
+            words[said] = None
+            left_out |= {group.method: said for group in groups if group not in having[best]}
+    return Measures(" or ".join(words), chosen, left_out)
 
 
-def describe_left_out(runs: Sequence[FinishedRun], baseline: str | None) -> str:
-    """Return a sentence about methods that are not compared with the others, empty if all are."""
-    said, _, without = choose_measure(runs, baseline)
-    if not without:
-        return ""
-    return f"Not compared with the others, without {said}: {', '.join(without)}. Fix: eval_clients=true for all methods."
+def describe_left_out(found: Sequence[Group], baseline: str | None) -> str:
+    """Return a sentence about methods that are not compared with the others of their setting, empty if all are."""
+    without = [f"{method} (no {said})" for method, said in choose_measures(found, baseline).left_out.items()]
+    return f"Not compared with the others: {', '.join(without)}. Fix: eval_clients=true for all methods." if without else ""

@@ -14,9 +14,6 @@ from contrafed.report.rank_diagram import draw_rank_diagram
 from contrafed.report.runs import FinishedRun, accuracy_of, find
 from contrafed.report.tables import Table
 
-# Files of tables and figures that compare methods, which not every report has.
-OF_METHODS, KINDS = ("methods", "differences", "ranks"), ("md", "csv", "tex", "png", "pdf")
-
 
 def write(
     runs: Sequence[FinishedRun], folder: Path, title: str, target: float | None = None, baseline: str | None = None,
@@ -52,9 +49,6 @@ def write(
     files = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if (folder / "runs.md").exists():  # an earlier report, which may have had more methods
-            for path in (folder / f"{stem}.{kind}" for stem in OF_METHODS for kind in KINDS):
-                path.unlink(missing_ok=True)
         for stem, (table, text, latex) in found.items():
             for kind, content in (("md", f"# {table.title}\n\n{text}"), ("csv", table.csv), ("tex", latex)):
                 files.append(folder / f"{stem}.{kind}")
@@ -98,8 +92,9 @@ def leave(folder: Path, runs: Sequence[Path]) -> None:
 
 def format_mixes(runs: Sequence[FinishedRun], baseline: str | None = None) -> str:
     """Return paragraphs about the table of runs: rows whose runs are not alike, what is not compared, and other training."""
-    left_out = describe_left_out(runs, baseline or significance.BASELINE)
-    return join_remarks(describe_mixes(group_runs(runs)), left_out, describe_training(runs))
+    found = group_runs(runs)
+    left_out = describe_left_out(found, baseline or significance.BASELINE)
+    return join_remarks(describe_mixes(found), left_out, describe_training(runs))
 
 
 def format_left_out(aside: Sequence[str]) -> str:

@@ -24,7 +24,6 @@ from contrafed.report.tables import describe_scale
 
 COLUMN_INCHES, PAGE_INCHES = 3.3, 7.0  # widths of a column and of a page of two columns
 PREFIX, DPI = "paper", 300
-STEMS = ("accuracy*.p??", "clients*.p??", "sweep-*.p??", "ranks.p??", "methods.tex")  # files of a report
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,6 @@ def write_paper(runs: Sequence[FinishedRun], folder: Path, width: float, baselin
     files = list[Path]()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if (folder / f"{PREFIX}.tex").exists():  # an earlier report, which may have had more figures
-            for path in (path for stem in STEMS for path in folder.glob(f"{PREFIX}-{stem}")):
-                path.unlink()
         swept = draw_sweeps(found, runs, about)
         for name, drawn in choose_figures(found, runs, about, swept).items():
             figure = draw_paper_figure(drawn.kind, drawn.panels, drawn.xlabel, drawn.ylabel, width)
@@ -70,7 +66,7 @@ def write_paper(runs: Sequence[FinishedRun], folder: Path, width: float, baselin
         if scores is not None:
             table = folder / f"{PREFIX}-methods.tex"
             named = name_scores(scores, found)
-            remarks = [describe_left_out(runs, scores.baseline) if score is None else "", describe_training(runs)]
+            remarks = [describe_left_out(found, scores.baseline) if score is None else "", describe_training(runs)]
             table.write_text(write_paper_table(named, [about, *filter(None, remarks)]), encoding="utf-8")
             files.append(table)
             if (ranking := significance.rank_scores(named)) is not None:

@@ -131,7 +131,7 @@ def _build_page(path: Path, stored: Sequence[FinishedRun], drawn: Path) -> tuple
     guide = "The columns are explained in [How to read the tables](../RESULTS.md#how-to-read-the-tables).\n"
     parts += [remarks, "## All runs\n", every.markdown, guide]
     mixes = describe_mixes(groups, lambda group: label_group(group, group.setting))
-    left_out = describe_left_out(runs, BASELINE)
+    left_out = describe_left_out(groups, BASELINE)
     parts += [join_remarks(mixes, left_out, describe_training(runs)).lstrip(), format_selection(runs).lstrip()]
     parts += [format_differences(runs, title, named=True).lstrip(), format_left_out(aside).lstrip()]
     return title, "\n".join(part for part in parts if part), pictures

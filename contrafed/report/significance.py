@@ -14,7 +14,7 @@ from contrafed.core.errors import UserError, unknown
 from contrafed.report.beside import Beside
 from contrafed.report.groups import Group, group_runs, short
 from contrafed.report.latex import escape_tex, float_tex
-from contrafed.report.measures import choose_measure
+from contrafed.report.measures import Measures, choose_measures
 from contrafed.report.runs import FinishedRun, Points
 from contrafed.report.statistics import (
     PairedDifference,
@@ -88,7 +88,7 @@ def collect_scores(
     Args:
         runs: Runs that tables take (``usable``).
         baseline: The method to compare with. None: FedAvg if it is among the runs.
-        score: What is compared, as ``accuracy_of`` returns it. None: the accuracy on test data (``choose_measure``).
+        score: What is compared, as ``accuracy_of`` returns it. None: ``choose_measures``.
 
     Raises:
         UserError: If no run is of the baseline, or none of its runs has the setting and seed of another method's.
@@ -98,8 +98,8 @@ def collect_scores(
     if baseline is not None and baseline not in methods:
         raise unknown("baseline", baseline, sorted(methods))
     chosen = baseline or (BASELINE if BASELINE in methods else None)
-    said, points, without = (*score, []) if score else choose_measure(runs, chosen)
-    found = [group for group in found if group.method not in without]
+    measures = Measures(score[0], {id(group): score[1] for group in found}, {}) if score else choose_measures(found, chosen)
+    found = [group for group in found if id(group) in measures.points]
     beside = Beside(found, chosen)
     rows, settings = list[dict[str, Any]](), dict[str, tuple[str, ...]]()
     for group in found:
@@ -108,7 +108,7 @@ def collect_scores(
         settings[label] = tuple(str(value) for _, value in setting)
         own = label_method(group, beside.own(group))
         for run in group.runs:
-            if values := points(run):
+            if values := measures.points[id(group)](run):
                 rows.append({"setting": label, "seed": run.config["seed"], "method": own, "score": 100 * values[-1][1]})
     if len({row["method"] for row in rows}) < 2:
         return None
@@ -117,7 +117,7 @@ def collect_scores(
     if baseline is not None:
         _check_baseline(table, baseline, beside)
     keys = tuple(short(key) for key, _ in beside.setting(found[0]))
-    return Scores(said, keys, settings, table, chosen)
+    return Scores(measures.said, keys, settings, table, chosen)
 
 
 def _check_baseline(table: pd.DataFrame, baseline: str, beside: Beside) -> None:

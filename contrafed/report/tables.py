@@ -12,7 +12,7 @@ from contrafed.report.beside import Beside
 from contrafed.report.csv_cells import escape_table
 from contrafed.report.groups import Group, format_value, group_runs, number_of, short
 from contrafed.report.latex import escape_tex, float_tex
-from contrafed.report.measures import choose_measure
+from contrafed.report.measures import Measures, choose_measures
 from contrafed.report.published import COLUMN, MEASURED_BY, UNREACHED_VALUES, Comparison, find_ranking_columns
 from contrafed.report.runs import SIMULATED_TIME, FinishedRun, Points, accuracy_of, beside_accuracy_of, ending_accuracy_of, flat
 from contrafed.report.statistics import first_at, over_seeds
@@ -108,20 +108,20 @@ def find_heads(keys: Sequence[str]) -> dict[str, str]:
     return {key: key if head in FIXED_HEADS or heads.count(head) > 1 else head for key, head in zip(keys, heads, strict=True)}
 
 
-def fedavgs_last(found: Sequence[Group], runs: Sequence[FinishedRun]) -> list[float | None]:
+def fedavgs_last(found: Sequence[Group], measures: Measures) -> list[float | None]:
     """Return for each group FedAvg's last accuracy in the same setting (``Beside``), the mean over seeds, or None.
 
-    It is None if FedAvg lacks the group's accuracy (``measures``).
+    It is None for a group that lacks the accuracy by which methods are compared.
     """
-    _, points, without = choose_measure(runs, "fedavg")
     ends: list[tuple[Group, list[float]]] = []
     for group in found:
-        if group.method == "fedavg" and group.until is None:
+        points = measures.points.get(id(group))
+        if group.method == "fedavg" and group.until is None and points is not None:
             ends.append((group, [points(run)[-1][1] for run in group.runs if points(run)]))
     place = Beside([group for group in found if group.until is None], "fedavg").setting
     last = [[value for other, values in ends if place(other) == place(group) for value in values] for group in found]
     return [
-        over_seeds(values)[0] if values and group.method not in without else None
+        over_seeds(values)[0] if values and id(group) in measures.points else None
         for group, values in zip(found, last, strict=True)
     ]
 
@@ -143,10 +143,10 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
     for name in beside_accuracy_of(runs):
         further += [(f"test {name}, last", f"global/test/{name}", 100, 2), (f"clients' {name}, last", f"own/{name}", 100, 2)]
     columns = (*SCORES, *further, *COSTS)
-    targets = fedavgs_last(found, runs) if target is None else [target] * len(found)
+    measures = choose_measures(found, "fedavg")
+    targets = fedavgs_last(found, measures) if target is None else [target] * len(found)
     goal = "FedAvg's last" if target is None else f"{100 * target:.4g} % {said}"
-    if target is None:
-        said, points, _ = choose_measure(runs, "fedavg")
+    said = measures.said if target is None else said
     extra = [(f"{goal} {said}", 2)] if target is None else []
     timed = ["simulated seconds"] if all(run.points(*SIMULATED_TIME) for run in runs) else []
     costs = [(f"{cost} to {goal}", 0) for cost in ("rounds", "MiB", *timed)]
@@ -162,7 +162,8 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
             if len(known := [value for value in values if not math.isnan(value)]) < len(values):
                 row[f"{head}, seeds"] = len(known)
         if reach is not None:
-            spent, row["seeds that reach it"] = _to_target(group, reach, points, bool(timed))
+            counted = measures.points[id(group)] if target is None else points
+            spent, row["seeds that reach it"] = _to_target(group, reach, counted, bool(timed))
             row |= {head: value for (head, _), value in zip(extra, [100 * reach, *spent][-len(extra) :], strict=True)}
         rows.append(row)
     best = [head for head, *_ in SCORES[:4:3]]

@@ -42,10 +42,8 @@ def find_folder(config: DictConfig) -> tuple[Path, bool]:
     job = HydraConfig.get()
     if job.mode == RunMode.MULTIRUN:
         return Path(os.path.relpath(job.runtime.output_dir)), True
-    if job.job.chdir:  # it is the current folder
-        return Path(job.runtime.output_dir), True
     named = names_folder(job.overrides.task) or any(str(line).startswith("hydra.run.dir=") for line in job.overrides.hydra)
-    return Path(config.output_dir), named
+    return Path(job.runtime.output_dir if job.job.chdir else config.output_dir), named
 
 
 def print_other_jobs() -> None:

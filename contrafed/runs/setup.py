@@ -146,10 +146,12 @@ def check_files(run: Run, there: Path, summary: Mapping[str, Any], images: dict[
         )
 
 
-def check_shared_folder(jobs: Iterable[Iterable[str]]) -> None:
+def check_shared_folder(jobs: Iterable[Iterable[str]], runs: Iterable[Run]) -> None:
     """Raise ``UserError`` if the command lines of a sweep's jobs name several folders, or one that depends on the job."""
     named = {line.partition("=")[2] for lines in jobs for line in lines if names_folder([line])}
-    if len(named) > 1 or any("${" in name.replace("${now:", "") for name in named):
+    if len(named) == 1 and "${" in next(iter(named)) and "${now:" not in next(iter(named)):
+        named = {run.output_dir for run in runs}
+    if len(named) > 1:
         raise UserError(
             f"output_dir: {' and '.join(sorted(named)[:2])}, but a sweep has one folder, in which each job has its own. "
             "Fix: one folder, in quotes if its name has a comma"
@@ -199,7 +201,7 @@ def starting_point(wanted: Run, images: str, devices: bool = False) -> str | Non
             )
         if devices != bool(found.grid):
             kept, how = ("in the checkpoint", "main.py") if devices else ("on devices", "flwr run")
-            raise UserError(f"resume: the client state of {found.path} is {kept}. Fix: {how}")
+            raise UserError(f"resume: the client state of {found.path} is {kept}. Fix: resume it with {how}")
         return str(found.path)
     if not latest:
         raise UserError(f"resume: there is no whole checkpoint in {wanted.resume}{nearest(wanted.resume, [LATEST_RUN])}")

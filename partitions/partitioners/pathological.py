@@ -19,12 +19,6 @@ class Config(Common):
     pieces: Literal["equal", "random", "uniform"]
     distinct: bool
 
-    def __post_init__(self) -> None:
-        if self.scheme == "shards" and self.pieces != "equal":
-            raise UserError(f"partition.pieces={self.pieces} does nothing with scheme=shards. Fix: partition.pieces=equal")
-        if self.scheme == "classes" and self.distinct:
-            raise UserError("partition.distinct=true does nothing with scheme=classes. Fix: partition.distinct=false")
-
 
 # Clients that get more examples get no further class.
 FIXED_CLASSES = True
