@@ -21,7 +21,7 @@ class FedHyperClient(Client):
 
     Source: Wang et al. 2024, Equation 10 (SL).
 
-    Deviation: the released code sets its rates anew in every round, so this schedule has no effect there.
+    Deviation: the released code sets its rates again in every round, so this schedule has no effect there.
     """
 
     family = "aggregation on the server"

@@ -41,7 +41,7 @@ class PMFLClient(Client):
     the one under the received model, and z_j those under the N buffered iterates.
 
     Positives: ``pos = e^(cos(z,Z)/tau) + sum over {j: cos(z,z_j) >= mu} e^(cos(z,z_j)/tau)``. Negatives: neg is the same sum
-    over the other j. Each example is sorted anew at each step, without a gradient. The buffer holds the models from which the
+    over the other j. Each example is sorted again at each step, without a gradient. The buffer holds the models from which the
     client's last N steps started, also in earlier rounds.
 
     Source: Zhang et al. 2026 (arXiv:2602.11945), Algorithm 1.

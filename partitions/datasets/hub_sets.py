@@ -103,7 +103,7 @@ def load(config: Config, name: str) -> ImageData:
 def images(config: Config, splits: list[Any]) -> ImageData:
     """Return one or two tables as ``ImageData``, with rows of a PIL image, a label and optionally an owner.
 
-    ``classes`` selects published labels, and numbers them anew in its order. Labels that are names are numbered in their order.
+    ``classes`` selects published labels, and numbers them from 0 in its order. Labels that are names are numbered in their order.
 
     Raises:
         UserError: If a column does not exist, images have several sizes, labels are missing or do not start from 0, or a class
@@ -129,7 +129,7 @@ def images(config: Config, splits: list[Any]) -> ImageData:
             raise UserError(f"dataset.classes must name labels that images have, each once, got {list(kept)}")
         y = (y[:, None] == np.array(kept)).argmax(1)
         names = tuple(names[label] for label in kept) if names else ()
-    check_labels(y, where, "dataset.classes=[...] numbers those that it lists anew")
+    check_labels(y, where, "dataset.classes=[...] numbers those that it lists from 0")
     loaded = Loaded(names)
     x = _pixels(config, mode, splits, loaded)
     owner = None
