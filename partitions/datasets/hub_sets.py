@@ -103,7 +103,7 @@ def load(config: Config, name: str) -> ImageData:
 def images(config: Config, splits: list[Any]) -> ImageData:
     """Return one or two tables as ``ImageData``, with rows of a PIL image, a label and optionally an owner.
 
-    ``classes`` selects published labels, and numbers them from 0 in its order. Labels that are names are numbered in their order.
+    ``classes`` selects published labels, and numbers them from 0 in its order. Labels that are names follow their own order.
 
     Raises:
         UserError: If a column does not exist, images have several sizes, labels are missing or do not start from 0, or a class
