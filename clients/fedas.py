@@ -32,10 +32,11 @@ class Config:
 class FedASClient(Client):
     """Align the received body with the client's own class means, then train body and own head with cross-entropy.
 
-    Alignment minimises a sum over the classes c of a batch. Its terms are the means of (z - m_c)^2 over the batch's examples of
-    c and all numbers of z. m_c is the class's mean z under the body that the client trained last, at first the received one.
-    After training the client reports the trace of the Fisher information: the sum over its batches of the squared norm of the
-    mean gradient, in evaluation mode. Evaluated by the model that it trained last.
+    Alignment minimises a sum over the classes c of a batch. A term is the mean of (z - m_c)^2, over the batch's examples of c
+    and all numbers of z. m_c is the class's mean z under the body that the client trained last, at first the received one.
+
+    After training the client reports the trace of the Fisher information. This is the sum over its batches of the squared norm
+    of the mean gradient, in evaluation mode. Evaluated by the model that it trained last.
 
     Source: Yang et al. 2024, and the authors' code for the loss of the alignment, its rate and the batches of the trace.
     """
@@ -60,8 +61,7 @@ class FedASClient(Client):
 
     def init_client_state(self, received: Tensors) -> Tensors:
         """Return the received body as the one that was trained last."""
-        body = select_prefix(received, "model")
-        return add_prefix("own", {name: value for name, value in body.items() if self.is_shared(name)})
+        return add_prefix("own", self.shared_of(select_prefix(received, "model")))
 
     @classmethod
     def align_training(cls, config: Any) -> LocalTraining:
@@ -81,7 +81,7 @@ class FedASClient(Client):
         means = {"means": self.prototypes(own)["proto/mean"]}
         self.train(stack, local_training=align, parts=BODY, loss=self.alignment, loss_inputs=means, purpose="alignment batches")
         self.train(stack)
-        stack.state |= add_prefix("own", {name: value for name, value in stack.params.items() if self.is_shared(name)})
+        stack.state |= add_prefix("own", self.shared_of(stack.params))
         return self.make_upload(stack) | {"report/fisher": self.fisher(stack)}
 
     def alignment(self, params: Tensors, batch: Batch, loss_inputs: Tensors) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ class FedBABUClient(FedPerClient):
     """Minimise cross-entropy over the shared body alone, under a head that all clients draw from the run's seed.
 
     The head never changes, so it is not sent. In the run's last evaluation every client fine-tunes the received model on its
-    own data with SGD at a rate of its own, for evaluation only. The model before that is evaluated as ``untuned``.
+    own data. It uses SGD with its own rate, for evaluation only. The model before that is evaluated as ``untuned``.
 
     Source: Oh et al. 2022. Deviation: the authors' training rate falls to a tenth after half and three quarters of the rounds.
     """

@@ -90,7 +90,7 @@ class FedCRLClient(Client):
 
     def init_client_state(self, received: Tensors) -> Tensors:
         """Return a client state without an own body or a contrastive loss."""
-        shared = {name: value for name, value in select_prefix(received, "model").items() if self.is_shared(name)}
+        shared = self.shared_of(select_prefix(received, "model"))
         zero = torch.zeros((), dtype=self.workspace.dtype, device=self.workspace.device)
         return add_prefix("own", shared) | {"contrast": zero, "has_contrast": zero, "participations": zero}
 
@@ -174,7 +174,7 @@ class FedCRLClient(Client):
         state["contrast"] = torch.where(fraction > 0, contrast / torch.where(fraction > 0, fraction, 1.0), 0.0)
         state["has_contrast"] = (fraction > 0).to(contrast)
         state["participations"] = state["participations"] + 1
-        state |= add_prefix("own", {n: v for n, v in stack.params.items() if self.is_shared(n)})
+        state |= add_prefix("own", self.shared_of(stack.params))
 
     def eval_models(self, stack: ClientStack) -> dict[str, Tensors]:
         """Return the body and head that the client last trained."""

@@ -48,7 +48,7 @@ class FedGHClient(Client):
     def local_update(self, stack: ClientStack) -> Tensors:
         """Train body and head, keep the head, and upload the prototypes."""
         self.train(stack)
-        stack.state |= add_prefix("trained", {n: v for n, v in stack.params.items() if self.is_shared(n)})
+        stack.state |= add_prefix("trained", self.shared_of(stack.params))
         return self.prototypes(stack)
 
     def eval_models(self, stack: ClientStack) -> dict[str, Tensors]:

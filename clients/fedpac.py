@@ -70,8 +70,7 @@ class FedPACClient(Client):
 
     def init_client_state(self, received: Tensors) -> Tensors:
         """Return the received body as the client's last trained body."""
-        body = select_prefix(received, "model")
-        return add_prefix("trained", {name: value for name, value in body.items() if self.is_shared(name)})
+        return add_prefix("trained", self.shared_of(select_prefix(received, "model")))
 
     def local_update(self, stack: ClientStack) -> Tensors:
         """Take the mixed head, compute statistics, train head and body, keep the body, and upload (Algorithm 1)."""
@@ -87,8 +86,7 @@ class FedPACClient(Client):
             purpose="head batches",
         )
         self.train(stack, parts=self.shared, loss_inputs=prototype_table(stack) | {"own": means})
-        body = {n: v for n, v in stack.params.items() if self.is_shared(n)}
-        stack.state |= add_prefix("trained", body)
+        stack.state |= add_prefix("trained", self.shared_of(stack.params))
         head = add_prefix("head", {n: v for n, v in stack.params.items() if f"head/{n}" in stack.received})
         return self.make_upload(stack) | head | statistics | self.prototypes(stack)
 

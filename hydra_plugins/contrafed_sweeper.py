@@ -298,7 +298,7 @@ class ContrafedSweeper(Sweeper):
     def _find_home(self, job: "Job", run: "Run") -> Path:
         """Return the folder of a job's sweep."""
         if self.named:
-            return Path(str(self.config.hydra.sweep.dir)).expanduser()
+            return Path(str(self.config.hydra.sweep.dir))
         if job.experiment is not None:
             return OUTPUTS / "-".join([job.experiment, *([job.scale] if job.scale else [])])
         return self._dated_home

@@ -2,7 +2,6 @@
 
 import itertools
 import re
-import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,11 +13,10 @@ from contrafed.config import sweep_grid
 from contrafed.config.checks import GROUPS, find_own_folder
 from contrafed.config.loader import ConfigLoader, make_loader, stamp, to_plain
 from contrafed.config.overrides import hydra_key, list_values, parse_overrides, rename_arguments
+from contrafed.core.disk import shorten_name
 from contrafed.core.errors import UserError
 
 __all__ = ["Job", "compose_job", "expand_jobs", "find_choices", "make_own_loader", "read_grid", "to_plain"]
-
-MAX_NAME_BYTES = 150  # of a job's name in UTF-8, which becomes a folder's
 
 
 def make_own_loader(config_dir: str | Path | None = None) -> ConfigLoader:
@@ -87,9 +85,7 @@ def expand_jobs(overrides: list[str], config_dir: str | Path | None = None, load
         for row in itertools.product(*columns.values()):
             values = dict(zip(columns, row, strict=True))
             lines = [columns[key][value] for key, value in values.items()]
-            name = "-".join(_name_value(key, values[key], key in bare) for key in varied) or "run"
-            if len(content := name.encode()) > MAX_NAME_BYTES:
-                name = f"{content[:MAX_NAME_BYTES].decode(errors='ignore')}-{zlib.crc32(content):08x}"
+            name = shorten_name("-".join(_name_value(key, values[key], key in bare) for key in varied) or "run")
             scale = values.get("scale")
             scale = None if scale in (None, "null") else str(scale)
             jobs.append(Job(len(jobs), [chosen, *lines] if chosen else lines, name, experiment, scale))

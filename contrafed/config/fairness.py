@@ -11,7 +11,7 @@ from contrafed.core.schema import flatten_keys, plain_numbers
 TRAINING = "strategy.local."
 # Parts of a method's loss or algorithm, such as FedProx's pull.
 OF_METHODS = (f"{TRAINING}proximal_weight", f"{TRAINING}keep_optimizer")
-# The groups of a setting, in which methods are compared.
+# The groups of a setting. Methods are compared within one.
 SETTING = ("dataset", "partition", "participation", "model", "clock", "num_clients", "settings")
 MAX_NAMED = 4  # keys that a sentence names, and methods of a key
 

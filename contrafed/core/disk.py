@@ -5,6 +5,7 @@ import errno
 import hashlib
 import os
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,17 @@ from contrafed.core.errors import DiskError
 
 # Errors of a disk that is full, read-only or broken, or that allows no file of this size. A network's errors are different.
 DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
+
+
+MAX_NAME_BYTES = 150  # of a name in UTF-8, to which an ending is added
+
+
+def shorten_name(name: str) -> str:
+    """Return a name of a file or folder. A long name is cut, and a checksum is added."""
+    content = name.encode()
+    if len(content) <= MAX_NAME_BYTES:
+        return name
+    return f"{content[:MAX_NAME_BYTES].decode(errors='ignore')}-{zlib.crc32(content):08x}"
 
 
 def sync(path: Path) -> None:

@@ -25,7 +25,7 @@ VITAL_PROCESSES = ("raylet", "gcs_server")
 
 
 def start_heartbeats() -> None:
-    """Count heartbeats of this worker in a thread of their own, with what is needed to end its process."""
+    """Count heartbeats of this worker in their own thread, with what is needed to end its process."""
     import ray
     from ray.experimental.internal_kv import _internal_kv_put
 

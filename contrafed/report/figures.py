@@ -7,13 +7,14 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from contrafed.core.disk import shorten_name
 from contrafed.core.display_names import name_key, name_label, name_setting
 from contrafed.report import pictures, plots
 from contrafed.report.csv_cells import EMPTY_CELL
 from contrafed.report.experiment_keys import spread_settings
 from contrafed.report.figure_data import CLIENTS, add, metrics_of, place_of, plot_of, said_of, unit_of, word_of
 from contrafed.report.groups import Group, group_runs, number_of
-from contrafed.report.published import load, shorten_name
+from contrafed.report.published import load
 from contrafed.report.runs import SIMULATED_TIME, FinishedRun, Points, accuracy_of, beside_accuracy_of
 from contrafed.report.statistics import over_seeds
 from contrafed.report.waiting import align_seeds, draw_waits, waits_of

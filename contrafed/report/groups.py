@@ -34,22 +34,22 @@ def settings(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
         for method, table in zip(methods, tables, strict=True):
             if key not in table and _choice(method, table, key) == (group, choice) and key in (now := _today(group, choice)):
                 table[key] = now[key]
-    for run, table in zip(runs, tables, strict=True):
+    known: dict[tuple[str, str], set[str]] = {}
+    places = [known.setdefault(_choice(method, table, DATA), set()) for method, table in zip(methods, tables, strict=True)]
+    for run, there in zip(runs, places, strict=True):
+        there.update([str(run.summary[DATA])] if run.summary.get(DATA) else [])
+    for run, table, there in zip(runs, tables, places, strict=True):
         if run.summary.get(DATA):
             table[DATA] = str(run.summary[DATA])
-    of_files = [_choice(method, table, DATA) for method, table in zip(methods, tables, strict=True)]
-    for files in set(of_files):  # a run without a fingerprint has the data of the others
-        same = [table for table, own in zip(tables, of_files, strict=True) if own == files]
-        if len(known := {table[DATA] for table in same if DATA in table}) == 1:
-            for table in same:
-                table.setdefault(DATA, next(iter(known)))
+        elif len(there) == 1:  # a run without a fingerprint has the data of the others
+            table[DATA] = next(iter(there))
     return tables
 
 
 def _choice(method: str, table: dict[str, Any], key: str) -> tuple[str, str]:
     """Return a key's group and a run's choice in it, both empty for a key that every choice has.
 
-    Other data are a difference of their own only between runs that name the same files.
+    Data are only compared between runs that name the same files.
     """
     if key == DATA:
         return DATA, json.dumps([(k, v) for k, v in sorted(table.items()) if k.startswith(OF_FILES)], default=str)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from contrafed.report.beside import Beside
 from contrafed.report.groups import Group
-from contrafed.report.runs import FinishedRun, Points, accuracy_of
+from contrafed.report.runs import FinishedRun, Points
 
 # In words, and as a function that returns a run's curve: on the test set, and of clients on their own test parts.
 MEASURES: tuple[tuple[str, Callable[[FinishedRun], Points]], ...] = (
@@ -23,6 +23,11 @@ class Measures:
     left_out: dict[str, str]  # {method: the accuracy that it lacks in a setting with others}
 
 
+def use_measure(found: Sequence[Group], said: str, points: Callable[[FinishedRun], Points]) -> Measures:
+    """Compare all groups by one accuracy."""
+    return Measures(said, {id(group): points for group in found}, {})
+
+
 def choose_measures(found: Sequence[Group], baseline: str | None) -> Measures:
     """Choose the accuracy that all groups have, or else for each setting the one that the baseline and most groups have.
 
@@ -30,10 +35,9 @@ def choose_measures(found: Sequence[Group], baseline: str | None) -> Measures:
         found: The groups.
         baseline: The method that others are compared with.
     """
-    runs = [run for group in found for run in group.runs]
-    if any(all(points(run) for run in runs) for _, points in MEASURES):
-        said, points = accuracy_of(runs)
-        return Measures(said, {id(group): points for group in found}, {})
+    for said, points in MEASURES:
+        if all(points(run) for group in found for run in group.runs):
+            return use_measure(found, said, points)
     place = Beside([group for group in found if group.until is None], baseline).setting
     settings: dict[str, list[Group]] = {}
     for group in found:

@@ -6,7 +6,6 @@ ratio to FedAvg, ``traffic_mb`` megabytes. A run's configuration names its row i
 """
 
 import math
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from contrafed.core.disk import shorten_name
 from contrafed.core.errors import unknown
 from contrafed.report.experiment_keys import spread_settings
 from contrafed.report.groups import find_varied_keys, format_value, settings, short
@@ -22,7 +22,6 @@ from contrafed.report.runs import FinishedRun, placeless
 from contrafed.report.statistics import first_at, over_seeds, ranks, spearman
 
 FOLDER = Path(__file__).resolve().parent / "published"
-MAX_NAME_CHARACTERS = 150  # characters of a file's name without its ending
 LOWER_IS_BETTER = frozenset({"rounds", "traffic_mb"})
 # Values of a target that no run reached, which get the last rank.
 UNREACHED_VALUES = {"rounds": math.inf, "speedup": 0.0, "traffic_mb": math.inf}
@@ -41,11 +40,6 @@ def load(paper: str) -> pd.DataFrame:
         raise unknown("paper", paper, papers)
     table = pd.read_csv(FOLDER / f"{paper}.csv", dtype=str, keep_default_na=False)
     return table.assign(**{name: pd.to_numeric(table[name]) for name in ("value", "std")})
-
-
-def shorten_name(name: str) -> str:
-    """Return a file's name. A long name is cut, and a checksum is added."""
-    return name if len(name) <= MAX_NAME_CHARACTERS else f"{name[:MAX_NAME_CHARACTERS]}-{zlib.crc32(name.encode()):08x}"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from contrafed.core.errors import UserError, unknown
 from contrafed.report.beside import Beside
 from contrafed.report.groups import Group, group_runs, short
 from contrafed.report.latex import escape_tex, float_tex
-from contrafed.report.measures import Measures, choose_measures
+from contrafed.report.measures import choose_measures, use_measure
 from contrafed.report.runs import FinishedRun, Points
 from contrafed.report.statistics import (
     PairedDifference,
@@ -98,7 +98,7 @@ def collect_scores(
     if baseline is not None and baseline not in methods:
         raise unknown("baseline", baseline, sorted(methods))
     chosen = baseline or (BASELINE if BASELINE in methods else None)
-    measures = Measures(score[0], {id(group): score[1] for group in found}, {}) if score else choose_measures(found, chosen)
+    measures = use_measure(found, *score) if score else choose_measures(found, chosen)
     found = [group for group in found if id(group) in measures.points]
     beside = Beside(found, chosen)
     rows, settings = list[dict[str, Any]](), dict[str, tuple[str, ...]]()

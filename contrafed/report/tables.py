@@ -12,7 +12,7 @@ from contrafed.report.beside import Beside
 from contrafed.report.csv_cells import escape_table
 from contrafed.report.groups import Group, format_value, group_runs, number_of, short
 from contrafed.report.latex import escape_tex, float_tex
-from contrafed.report.measures import Measures, choose_measures
+from contrafed.report.measures import Measures, choose_measures, use_measure
 from contrafed.report.published import COLUMN, MEASURED_BY, UNREACHED_VALUES, Comparison, find_ranking_columns
 from contrafed.report.runs import SIMULATED_TIME, FinishedRun, Points, accuracy_of, beside_accuracy_of, ending_accuracy_of, flat
 from contrafed.report.statistics import first_at, over_seeds
@@ -136,18 +136,16 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
     """
     found = group_runs(runs)
     keys = find_heads([key for key, _ in found[0].setting])
-    said, points = accuracy_of(runs)
+    measures = choose_measures(found, "fedavg") if target is None else use_measure(found, *accuracy_of(runs))
     if target is None and len(own := {run.config.get("target_accuracy") for run in runs}) == 1 and own != {None}:
-        target, (said, points) = own.pop(), ending_accuracy_of(runs)
+        target, measures = own.pop(), use_measure(found, *ending_accuracy_of(runs))
     further = []
     for name in beside_accuracy_of(runs):
         further += [(f"test {name}, last", f"global/test/{name}", 100, 2), (f"clients' {name}, last", f"own/{name}", 100, 2)]
     columns = (*SCORES, *further, *COSTS)
-    measures = choose_measures(found, "fedavg")
     targets = fedavgs_last(found, measures) if target is None else [target] * len(found)
-    goal = "FedAvg's last" if target is None else f"{100 * target:.4g} % {said}"
-    said = measures.said if target is None else said
-    extra = [(f"{goal} {said}", 2)] if target is None else []
+    goal = "FedAvg's last" if target is None else f"{100 * target:.4g} % {measures.said}"
+    extra = [(f"{goal} {measures.said}", 2)] if target is None else []
     timed = ["simulated seconds"] if all(run.points(*SIMULATED_TIME) for run in runs) else []
     costs = [(f"{cost} to {goal}", 0) for cost in ("rounds", "MiB", *timed)]
     extra = [*extra, *costs] if any(reach is not None for reach in targets) else []
@@ -162,8 +160,7 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
             if len(known := [value for value in values if not math.isnan(value)]) < len(values):
                 row[f"{head}, seeds"] = len(known)
         if reach is not None:
-            counted = measures.points[id(group)] if target is None else points
-            spent, row["seeds that reach it"] = _to_target(group, reach, counted, bool(timed))
+            spent, row["seeds that reach it"] = _to_target(group, reach, measures.points[id(group)], bool(timed))
             row |= {head: value for (head, _), value in zip(extra, [100 * reach, *spent][-len(extra) :], strict=True)}
         rows.append(row)
     best = [head for head, *_ in SCORES[:4:3]]

@@ -101,16 +101,23 @@ def with_folder(wanted: Run, images: str, unique: bool, devices: bool = False) -
     return replace(wanted, resume=start, folder=folder)
 
 
-def _check_evaluated(wanted: Run, images: str) -> None:
-    """Raise ``UserError`` if the data are not those of the run that ``evaluate_only`` names: its parts would be others."""
+def _other_data(run: Run, images: str, before: str | None, whose: str, fix: str = "") -> str:
+    """Return what is wrong if a run's data have another fingerprint than ``before``, empty if nothing is known to be."""
     from contrafed.data.fingerprint import fingerprint_run
 
-    before = (read_summary(Path(wanted.evaluate_only)) or {}).get("data_fingerprint") if wanted.evaluate_only else None
-    if before and before != fingerprint_run(images, wanted.client.partition, wanted.participation, wanted.clock):
-        raise UserError(
-            f"evaluate_only: the data, or the files of partition, participation or clock, are not those of "
-            f"{wanted.evaluate_only}. Fix: put them back as they were"
-        )
+    if not before or before == fingerprint_run(images, run.client.partition, run.participation, run.clock):
+        return ""
+    what = f"the data, or the files of partition, participation or clock, are not those of {whose}"
+    return f"{what}. Fix: put them back as they were{fix}"
+
+
+def _check_evaluated(wanted: Run, images: str) -> None:
+    """Raise ``UserError`` if the data are not those of the run that ``evaluate_only`` names: its parts would be others."""
+    if not wanted.evaluate_only:
+        return
+    summary = read_summary(Path(wanted.evaluate_only)) or {}
+    if fault := _other_data(wanted, images, summary.get("data_fingerprint"), wanted.evaluate_only):
+        raise UserError(f"evaluate_only: {fault}")
 
 
 def check_files(run: Run, there: Path, summary: Mapping[str, Any], images: dict[str, str]) -> None:
@@ -122,7 +129,7 @@ def check_files(run: Run, there: Path, summary: Mapping[str, Any], images: dict[
         summary: Its summary.
         images: The fingerprints of data sets that were loaded, to which this one's is added.
     """
-    from contrafed.data.fingerprint import find_changed_weights, fingerprint_run, fingerprint_weights
+    from contrafed.data.fingerprint import find_changed_weights, fingerprint_weights
     from contrafed.data.images import load_images
 
     if key := find_changed_weights(
@@ -139,17 +146,14 @@ def check_files(run: Run, there: Path, summary: Mapping[str, Any], images: dict[
         return
     if (name := repr((dataset.name, dataset.config))) not in images:
         images[name] = load_images(dataset).fingerprint
-    if fingerprint_run(images[name], *files) != before:
-        raise UserError(
-            f"the data, or the files of partition, participation or clock, are not those of its run in {there}. "
-            "Fix: put them back as they were, or name another output_dir"
-        )
+    if fault := _other_data(run, images[name], before, f"its run in {there}", ", or name another output_dir"):
+        raise UserError(fault)
 
 
 def check_shared_folder(jobs: Iterable[Iterable[str]], runs: Iterable[Run]) -> None:
     """Raise ``UserError`` if the command lines of a sweep's jobs name several folders, or one that depends on the job."""
     named = {line.partition("=")[2] for lines in jobs for line in lines if names_folder([line])}
-    if len(named) == 1 and "${" in next(iter(named)) and "${now:" not in next(iter(named)):
+    if len(named) == 1 and "${" in (name := next(iter(named))) and "${now:" not in name:
         named = {run.output_dir for run in runs}
     if len(named) > 1:
         raise UserError(
@@ -173,7 +177,7 @@ def starting_point(wanted: Run, images: str, devices: bool = False) -> str | Non
     Raises:
         UserError: If the checkpoint does not fit.
     """
-    from contrafed.data.fingerprint import find_changed_weights, fingerprint_run, fingerprint_weights
+    from contrafed.data.fingerprint import find_changed_weights, fingerprint_weights
     from contrafed.runs import checkpoint
 
     if wanted.resume is None:
@@ -189,11 +193,8 @@ def starting_point(wanted: Run, images: str, devices: bool = False) -> str | Non
         if wanted.num_rounds != found.config.get("num_rounds"):
             found = checkpoint.find_extensible(where, found, wanted.num_rounds)
         checkpoint.check_logs(found)
-        if found.data and found.data != fingerprint_run(images, wanted.client.partition, wanted.participation, wanted.clock):
-            raise UserError(
-                f"resume: the data, or the files of partition, participation or clock, are not those of {found.path}. "
-                "Fix: put them back as they were, or begin the run in another folder"
-            )
+        if fault := _other_data(wanted, images, found.data, str(found.path), ", or begin the run in another folder"):
+            raise UserError(f"resume: {fault}")
         if key := find_changed_weights(found.weights, fingerprint_weights(wanted.init_from, wanted.client.model)):
             raise UserError(
                 f"resume: the file of {key} is not that of {found.path}. "

@@ -220,6 +220,10 @@ class Client(NumPyClient):
         """Return whether a tensor of the model is shared."""
         return name in self.shared_names
 
+    def shared_of(self, model: Tensors) -> Tensors:
+        """Return the shared ones among a model's tensors."""
+        return {n: v for n, v in model.items() if self.is_shared(n)}
+
     def parameters_of(self, model: Tensors) -> Tensors:
         """Return the parameters among a model's tensors, without its buffers."""
         buffers = self.model.buffer_names

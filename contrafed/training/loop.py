@@ -132,9 +132,8 @@ def _train(client: Any, stack: ClientStack, phase: Phase) -> Losses:
     # If no gradient passes the encoder and images repeat, the encoder's outputs replace them.
     encoder = {n: v.detach() for n, v in stack.params.items() if part_of(n) == "encoder"}
     fixed_encoder = (encoder or client.model.frozen_names) and not any("/" in name or name in encoder for name in learning)
-    fixed_encoder = fixed_encoder and not client.reads_images
     client.model.trained_parts = parts_with_buffers(client, stack, learning)
-    inputs = batches.table(client.encode, encoder) if fixed_encoder and batches.repeat else None
+    inputs = batches.table(client.encode, encoder) if fixed_encoder and batches.repeat and not client.reads_images else None
     client.model.encoded_by = {} if inputs is None else {n: find_storage(v) for n, v in encoder.items()}
     tables = {name: batches.table(function, model) for name, (function, model) in phase.reference_models.items()}
     kept = select_prefix(stack.state, f"optimizer/{phase.purpose}") if local_training.keep_optimizer else {}
