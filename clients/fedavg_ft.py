@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from contrafed.clients.fedper import HEADS
 from contrafed.core.paper import Paper
-from contrafed.core.schema import Range
+from contrafed.core.schema import OnlyWith, Range
 from contrafed.training.base import PARTS, Client, ClientStack, LocalTraining, Tensors
 from contrafed.training.tuning import fine_tune
 
@@ -15,12 +15,12 @@ class Config:
     """Hyper-parameters of the client."""
 
     local: LocalTraining
-    head: Literal["classifier", "projector_classifier"]
+    head: Annotated[Literal["classifier", "projector_classifier"], OnlyWith("tune", "head")]
     tune: Literal["head", "all"]  # all: the whole model
     tune_epochs: Annotated[int, Range(ge=0)]
-    tune_batch_size: Annotated[int, Range(ge=1)]
-    tune_lr: Annotated[float, Range(gt=0)]
-    tune_momentum: Annotated[float, Range(ge=0, lt=1)]
+    tune_batch_size: Annotated[int, Range(ge=1), OnlyWith("tune_epochs")]
+    tune_lr: Annotated[float, Range(gt=0), OnlyWith("tune_epochs")]
+    tune_momentum: Annotated[float, Range(ge=0, lt=1), OnlyWith("tune_epochs")]
 
 
 class FedAvgFTClient(Client):

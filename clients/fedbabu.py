@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from contrafed.clients.fedper import HEADS, FedPerClient
 from contrafed.core.paper import Paper
-from contrafed.core.schema import Range
+from contrafed.core.schema import OnlyWith, Range
 from contrafed.training.base import PARTS, ClientStack, LocalTraining, Tensors
 from contrafed.training.tuning import fine_tune
 
@@ -18,8 +18,8 @@ class Config:
     head: Literal["classifier", "projector_classifier"]
     tune: Literal["all", "head"]
     tune_epochs: Annotated[int, Range(ge=0)]
-    tune_lr: Annotated[float, Range(gt=0)]
-    tune_momentum: Annotated[float, Range(ge=0, lt=1)]
+    tune_lr: Annotated[float, Range(gt=0), OnlyWith("tune_epochs")]
+    tune_momentum: Annotated[float, Range(ge=0, lt=1), OnlyWith("tune_epochs")]
 
 
 class FedBABUClient(FedPerClient):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from contrafed.core.paper import Paper
-from contrafed.core.schema import Range
+from contrafed.core.schema import OnlyWith, Range
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import add_prefix, select_prefix
 from contrafed.training.base import PARTS, Batch, Client, ClientStack, LocalTraining, Losses, Shapes, Tensors, expand_like
@@ -23,12 +23,16 @@ class Config:
     local: LocalTraining
     contrast_weight: Annotated[float, Range(ge=0)]  # alpha. 0: w/o CRL
     temperature: Annotated[float, Range(gt=0)]  # tau_CL
-    blend_rate: Annotated[float, Range(ge=0)]  # gamma
+    blend_rate: Annotated[float, Range(ge=0), OnlyWith("blend", "loss")]  # gamma
     blend: Literal["loss", "global", "own"]  # loss: tau by the loss. global: tau = 0, w/o LA. own: tau = 1
-    blend_without_contrast: Literal["evaluate", "zero"]  # tau when contrast_weight is 0
+    blend_without_contrast: Annotated[
+        Literal["evaluate", "zero"], OnlyWith("contrast_weight", 0)
+    ]  # tau when contrast_weight is 0
     separate: bool  # whether the classifier is personal. false: w/o Sep
-    tau_source: Literal["train_mean", "on_receipt"]  # which contrastive loss sets tau
-    first_tau: Literal["evaluate", "zero", "one"]  # tau before training has given a contrastive loss
+    tau_source: Annotated[Literal["train_mean", "on_receipt"], OnlyWith("blend", "loss")]  # which contrastive loss sets tau
+    first_tau: Annotated[
+        Literal["evaluate", "zero", "one"], OnlyWith("blend", "loss"), OnlyWith("tau_source", "train_mean")
+    ]  # tau before training has given a contrastive loss
     clip: Literal["none", "literal"]  # Algorithm 1 line 22. literal: clip every weight into [0, 1]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from contrafed.core.errors import UserError
 from contrafed.core.paper import Paper
-from contrafed.core.schema import Range
+from contrafed.core.schema import OnlyWith, Range
 from contrafed.training.base import Batch, Client, ClientStack, LocalTraining, Step, Tensors
 from contrafed.training.losses import masked_mean, unit, without
 
@@ -21,16 +21,18 @@ class Config:
 
     local: LocalTraining
     contrast_weight: Annotated[float, Range(ge=0)]
-    penalty_weight: Annotated[float, Range(ge=0)]  # beta, in Equation 5
-    negative_weight: Annotated[float, Range(gt=0)]  # beta, in the released code
-    temperature: Annotated[float, Range(gt=0)]  # tau
-    threshold: Annotated[float, Range(ge=-1)]  # lambda
-    pairs: Literal["hard", "all"]  # hard: form C, the released code. all: form P, Equation 5
-    hard_negatives: Annotated[int, Range(ge=1)]
-    positive_reduce: Literal["sum", "mean"]
-    positives: Literal["label", "self"]
-    views: Annotated[int, Range(ge=1, le=2)]  # number of views of each image
-    levels: Annotated[int, Range(ge=1)] | Literal["last"]
+    penalty_weight: Annotated[float, Range(ge=0), OnlyWith("contrast_weight")]  # beta, in Equation 5
+    negative_weight: Annotated[float, Range(gt=0), OnlyWith("contrast_weight")]  # beta, in the released code
+    temperature: Annotated[float, Range(gt=0), OnlyWith("contrast_weight")]  # tau
+    threshold: Annotated[float, Range(ge=-1), OnlyWith("contrast_weight"), OnlyWith("penalty_weight")]  # lambda
+    pairs: Annotated[
+        Literal["hard", "all"], OnlyWith("contrast_weight")
+    ]  # hard: form C, the released code. all: form P, Equation 5
+    hard_negatives: Annotated[int, Range(ge=1), OnlyWith("contrast_weight"), OnlyWith("pairs", "hard")]
+    positive_reduce: Annotated[Literal["sum", "mean"], OnlyWith("contrast_weight"), OnlyWith("pairs", "all")]
+    positives: Annotated[Literal["label", "self"], OnlyWith("contrast_weight")]
+    views: Annotated[int, Range(ge=1, le=2), OnlyWith("contrast_weight")]  # number of views of each image
+    levels: Annotated[Annotated[int, Range(ge=1)] | Literal["last"], OnlyWith("contrast_weight")]
 
     def __post_init__(self) -> None:
         """Raise ``UserError`` if the two views of an image would be equal."""

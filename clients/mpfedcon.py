@@ -10,7 +10,7 @@ from torch import Tensor
 from contrafed.clients.fedrep import Config as FedRepConfig
 from contrafed.clients.fedrep import FedRepClient
 from contrafed.core.paper import Paper
-from contrafed.core.schema import Range
+from contrafed.core.schema import OnlyWith, Range
 from contrafed.core.split_model import SplitModel
 from contrafed.training.base import PARTS, Batch, ClientStack, Shapes, Tensors
 from contrafed.training.losses import cosine, masked_mean
@@ -22,9 +22,13 @@ class Config(FedRepConfig):
     """Hyper-parameters of the client, each with the paper's symbol."""
 
     contrast_weight: Annotated[float, Range(ge=0)]  # mu
-    temperature: Annotated[float, Range(gt=0)]  # T
-    invalid_centre: Literal["mask", "zero_vector"]  # of a class without one: no contrast, or a centre of zero
-    frozen_model: Literal["all", "body"]  # which part of z_con's model is from the start of the round
+    temperature: Annotated[float, Range(gt=0), OnlyWith("contrast_weight")]  # T
+    invalid_centre: Annotated[
+        Literal["mask", "zero_vector"], OnlyWith("contrast_weight")
+    ]  # of a class without one: no contrast, or a centre of zero
+    frozen_model: Annotated[
+        Literal["all", "body"], OnlyWith("contrast_weight")
+    ]  # which part of z_con's model is from the start of the round
     body_phase: Literal["body", "all"]  # which part trains in the body phase
 
 

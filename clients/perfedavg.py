@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.func import grad
 
 from contrafed.core.paper import Paper
-from contrafed.core.schema import Range
+from contrafed.core.schema import OnlyWith, Range
 from contrafed.training.base import Batch, Client, ClientStack, LocalTraining, Tensors
 
 BATCHES = {"first_order": 2, "hessian_free": 3, "exact": 2}  # batches that a step takes in turn
@@ -21,7 +21,7 @@ class Config:
     local: LocalTraining  # lr: b; iterations: tau
     inner_lr: Annotated[float, Range(ge=0)]  # a, of the inner step and of the step before evaluation
     gradient: Literal["first_order", "hessian_free", "exact"]  # no second derivatives, differences of gradients, or exact ones
-    difference: Annotated[float, Range(gt=0)]  # delta of hessian_free
+    difference: Annotated[float, Range(gt=0), OnlyWith("gradient", "hessian_free")]  # delta of hessian_free
 
 
 class PerFedAvgClient(Client):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contrafed.core.paper import Paper
-from contrafed.core.schema import Range
+from contrafed.core.schema import OnlyWith, Range
 from contrafed.core.tensors import add_prefix, select_prefix
 from contrafed.training.base import Batch, Client, ClientStack, LocalTraining, Step, Tensors
 from contrafed.training.client_stack import each_image
@@ -26,12 +26,16 @@ class Config:
 
     local: LocalTraining
     contrast_weight: Annotated[float, Range(ge=0)]  # lambda. 0: the ablation w/o MCT
-    temperature: Annotated[float, Range(gt=0)]  # tau
-    buffer_size: Annotated[int, Range(ge=0)]  # N
-    buffer_scope: Literal["across", "within"]  # whether the buffer spans rounds
-    threshold: Literal["previous", "literal", "current", "client", "constant"]  # mu
-    threshold_value: Annotated[float, Range(ge=-1, le=1)]  # mu for threshold=constant
-    buffer_start: Literal["received", "previous"]  # the model that a round's first step pushes
+    temperature: Annotated[float, Range(gt=0), OnlyWith("contrast_weight")]  # tau
+    buffer_size: Annotated[int, Range(ge=0), OnlyWith("contrast_weight")]  # N
+    buffer_scope: Annotated[Literal["across", "within"], OnlyWith("contrast_weight")]  # whether the buffer spans rounds
+    threshold: Annotated[Literal["previous", "literal", "current", "client", "constant"], OnlyWith("contrast_weight")]  # mu
+    threshold_value: Annotated[
+        float, Range(ge=-1, le=1), OnlyWith("contrast_weight"), OnlyWith("threshold", "constant")
+    ]  # mu for threshold=constant
+    buffer_start: Annotated[
+        Literal["received", "previous"], OnlyWith("contrast_weight")
+    ]  # the model that a round's first step pushes
 
 
 class PMFLClient(Client):

@@ -39,6 +39,7 @@ from contrafed.runs.launch import (
     find_folder,
     note_missing,
     print_other_jobs,
+    print_unused,
     read_objective,
     remove_empty,
     warn_of_objective,
@@ -72,6 +73,7 @@ def run_job(config: DictConfig) -> float | None:
             run = resolve(to_plain(config))
             check_latest(run, named)
             check_objective(run)
+            print_unused(run)
             with hold_folder(folder) as free:
                 if not free and named:
                     raise UserError(f"output_dir: another process writes in {folder}")

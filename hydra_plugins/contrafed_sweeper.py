@@ -91,6 +91,7 @@ class ContrafedSweeper(Sweeper):
         from contrafed.config.command_line import check_jobs
         from contrafed.config.compose import expand_jobs, take_shard
         from contrafed.config.fairness import find_differing_training, warn_of_differing_training
+        from contrafed.config.unused import warn_of_unused
         from contrafed.runs.launch import check_objective
         from contrafed.runs.output import quiet_libraries
         from contrafed.runs.setup import check_latest, check_shared_folder, names_folder
@@ -119,6 +120,8 @@ class ContrafedSweeper(Sweeper):
         if line := warn_of_differing_training(
             find_differing_training((run.client.strategy.name, run.composed) for run in runs)
         ):
+            print(line, flush=True)
+        for line in warn_of_unused((job.overrides, run) for job, run in chosen):
             print(line, flush=True)
         returned = self._run()
         self.report_failures()

@@ -16,7 +16,7 @@ from contrafed.core.errors import UserError, unknown
 from contrafed.core.metrics import beside_accuracy
 from contrafed.core.privacy import central
 from contrafed.core.run_folder import read_config
-from contrafed.core.schema import Range, build
+from contrafed.core.schema import OnlyWith, Range, build
 from contrafed.core.tracker import check_tracker
 
 # Entries of `log`. `contrafed/runs/diagnostics.py` describes what each one writes.
@@ -67,7 +67,7 @@ class Top:
     select_on: Literal["validation", "test"] | None
     init_from: str | None
     checkpoint_every: Annotated[int, Range(ge=1)] | None
-    checkpoint_keep: Annotated[int, Range(ge=1)]
+    checkpoint_keep: Annotated[int, Range(ge=1), OnlyWith("checkpoint_every")]
     resume: str | None
     log: tuple[str, ...]
     save_personal: bool

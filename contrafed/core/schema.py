@@ -51,6 +51,26 @@ class Range:
         return " and ".join(f"{sign} {bound:g}" for sign, bound in signs if bound is not None)
 
 
+@dataclass(frozen=True)
+class OnlyWith:
+    """Where a key counts, for ``Annotated[float, OnlyWith("scheme", "shards")]``.
+
+    Another key of its group then has one of ``values``. Without any, it is set: neither null, 0, false nor empty.
+    """
+
+    key: str
+    values: tuple[Any, ...]
+
+    def __init__(self, key: str, *values: Any) -> None:
+        object.__setattr__(self, "key", key)
+        object.__setattr__(self, "values", values)
+
+    def holds(self, config: Any) -> bool:
+        """Return whether the key counts in ``config``, its dataclass."""
+        value = getattr(config, self.key)
+        return value in self.values if self.values else bool(value)
+
+
 def build(cls: type[T], values: Mapping[str, Any], where: str, ignore: frozenset[str] = frozenset()) -> T:
     """Return ``cls(**values)`` after checking names, types and ranges.
 

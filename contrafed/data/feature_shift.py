@@ -11,7 +11,7 @@ from torch import Tensor
 from contrafed.core.drawn import draw_bits
 from contrafed.core.errors import UserError
 from contrafed.core.randomness import generator
-from contrafed.core.schema import Range
+from contrafed.core.schema import OnlyWith, Range
 
 LEVELS = 255.0
 BLUR_RADIUS_DEVIATIONS = 3  # a Gaussian's weights end there
@@ -24,8 +24,8 @@ class FeatureShift:
     """Settings of the shift, in the group ``partition.feature_shift``."""
 
     kind: Literal["none", "rotation", "brightness", "blur", "noise"]
-    degrees: Annotated[float, Range(ge=0, le=180)]
-    strength: Annotated[float, Range(ge=0)]
+    degrees: Annotated[float, Range(ge=0, le=180), OnlyWith("kind", "rotation")]
+    strength: Annotated[float, Range(ge=0), OnlyWith("kind", "brightness", "blur", "noise")]
 
     def __post_init__(self) -> None:
         if self.kind == "brightness" and self.strength > 1:

@@ -12,7 +12,7 @@ from contrafed.core import registry
 from contrafed.core.client_run import Choice
 from contrafed.core.errors import UserError
 from contrafed.core.randomness import generator
-from contrafed.core.schema import Range
+from contrafed.core.schema import OnlyWith, Range
 
 
 @dataclass(frozen=True)
@@ -215,8 +215,8 @@ class Heterogeneous(Selection):
 
     beta: Annotated[float, Range(gt=0)] | None
     mean_probability: Annotated[float, Range(gt=0, le=1)]
-    floor: Annotated[float, Range(ge=0, le=1)]
-    scaling: Literal["analytic", "empirical", "empirical_floor"]
+    floor: Annotated[float, Range(ge=0, le=1), OnlyWith("beta")]
+    scaling: Annotated[Literal["analytic", "empirical", "empirical_floor"], OnlyWith("beta")]
 
     def __post_init__(self) -> None:
         """Raise ``UserError`` if the floor is above E[p], because ``empirical_floor`` then has no solution."""

@@ -10,7 +10,7 @@ import numpy as np
 from contrafed.core.client_run import Choice
 from contrafed.core.errors import UserError
 from contrafed.core.randomness import generator
-from contrafed.core.schema import Range
+from contrafed.core.schema import OnlyWith, Range
 from contrafed.data import checks
 from contrafed.data.feature_shift import FeatureShift
 from contrafed.data.images import ImageData
@@ -23,14 +23,14 @@ class Common:
     """Settings that the ``Config`` of every partition inherits."""
 
     min_client_size: Annotated[int, Range(ge=0)]
-    max_redraws: Annotated[int, Range(ge=0)]
-    on_small: Literal["error", "move", "drop"]
+    max_redraws: Annotated[int, Range(ge=0), OnlyWith("min_client_size")]
+    on_small: Annotated[Literal["error", "move", "drop"], OnlyWith("min_client_size")]
     test_fraction: Annotated[float, Range(ge=0, lt=1)] | None
     validation_fraction: Annotated[float, Range(ge=0, lt=1)]
     deal_test: bool
     keep_fraction: Annotated[float, Range(gt=0, le=1)]
     scarce_clients: Annotated[int, Range(ge=0)]
-    scarce_fraction: Annotated[float, Range(gt=0, le=1)]
+    scarce_fraction: Annotated[float, Range(gt=0, le=1), OnlyWith("scarce_clients")]
     cut_test: bool
     feature_shift: FeatureShift
 

@@ -14,7 +14,7 @@ from contrafed.core import codec, registry
 from contrafed.core.client_run import Choice, ClientRun
 from contrafed.core.errors import UserError
 from contrafed.core.randomness import draw_attackers
-from contrafed.core.schema import Range
+from contrafed.core.schema import OnlyWith, Range
 from contrafed.core.tensors import Tensors
 from contrafed.data.federation import Federation
 from contrafed.engines.client_registry import Members
@@ -32,7 +32,7 @@ class Attackers:
     # Whether attackers train on wrong labels (``contrafed/data/label_flip.py``). Such an attack replaces no reply.
     flips_labels: ClassVar[bool] = False
 
-    fraction: Annotated[float, Range(ge=0, le=1)]
+    fraction: Annotated[float, Range(ge=0, le=1), OnlyWith("clients", None)]
     clients: tuple[int, ...] | None
 
     def among(self, num_trained: int, seed: int) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from contrafed.config.compose import expand_jobs
 from contrafed.config.run_config import Run
+from contrafed.config.unused import warn_of_unused
 from contrafed.core.errors import UserError, nearest, unknown
 from contrafed.runs.early_stopping import warn_of_test_data
 from contrafed.runs.setup import names_folder
@@ -54,6 +55,13 @@ def print_other_jobs() -> None:
     own = next((source.path for source in job.runtime.config_sources if source.provider == "command-line"), None)
     if (several := len(expand_jobs([str(line) for line in job.overrides.task], own))) > 1:
         print(f"this is one of {several} jobs: this line with -m runs them all", flush=True)
+
+
+def print_unused(run: Run) -> None:
+    """Print a line for each key of a single run's command line that has no effect. A sweep prints these for all its jobs."""
+    job = HydraConfig.get()
+    if job.mode != RunMode.MULTIRUN:
+        print("".join(f"{line}\n" for line in warn_of_unused([(map(str, job.overrides.task), run)])), end="", flush=True)
 
 
 def check_objective(run: Run) -> None:

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from contrafed.config.compose import compose_job, to_plain
 from contrafed.config.run_config import Run, resolve
+from contrafed.config.unused import warn_of_unused
 from contrafed.core.errors import UserError, nearest
 from contrafed.core.run_folder import read_config, read_summary
 from contrafed.runs.output import claim_folder, quiet_libraries
@@ -68,6 +69,8 @@ def compose_deployed_run(overrides: str, num_clients: int | None = None, config_
     # The Session takes the same workspace, with the only model that is built here.
     workspace = workspace_for(wanted.client.to_json())
     check_model(wanted, workspace.model)
+    for line in warn_of_unused([(words, wanted)]):
+        print(line, flush=True)
     return with_folder(wanted, workspace.federation.data.fingerprint, unique=True, devices=num_clients is None)
 
 

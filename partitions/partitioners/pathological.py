@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import numpy as np
 
 from contrafed.core.errors import UserError
-from contrafed.core.schema import Range
+from contrafed.core.schema import OnlyWith, Range
 from contrafed.data.partition import Common, Draw
 
 
@@ -16,8 +16,8 @@ class Config(Common):
 
     classes_per_client: Annotated[int, Range(ge=1)]
     scheme: Literal["classes", "shards"]
-    pieces: Literal["equal", "random", "uniform"]
-    distinct: bool
+    pieces: Annotated[Literal["equal", "random", "uniform"], OnlyWith("scheme", "classes")]
+    distinct: Annotated[bool, OnlyWith("scheme", "shards")]
 
 
 # Clients that get more examples get no further class.

@@ -9,7 +9,7 @@ import numpy as np
 
 from contrafed.core.errors import UserError
 from contrafed.core.randomness import generator
-from contrafed.core.schema import Range
+from contrafed.core.schema import OnlyWith, Range
 from contrafed.core.tensors import Tensors, add_prefix, select_prefix, size_of
 from contrafed.data.clock import Clock
 from contrafed.data.participation import Participation
@@ -25,8 +25,8 @@ class Config:
     buffer_size: Annotated[int, Range(ge=1)]  # K
     concurrency: Annotated[int, Range(ge=1)]  # M
     staleness: Literal["constant", "polynomial", "hinge"]  # s
-    staleness_a: Annotated[float, Range(ge=0)]  # a
-    staleness_b: Annotated[int, Range(ge=0)]  # b
+    staleness_a: Annotated[float, Range(ge=0), OnlyWith("staleness", "polynomial", "hinge")]  # a
+    staleness_b: Annotated[int, Range(ge=0), OnlyWith("staleness", "hinge")]  # b
     mixes: Literal["updates", "models"]
 
     def weight(self, staleness: int) -> float:
