@@ -308,3 +308,11 @@ def test_owners_are_one_per_image(owners, message):
     else:
         with pytest.raises(UserError, match=message):
             make_images(*arrays, owner=np.zeros(owners, dtype=int))
+
+
+def test_a_share_of_generated_data_is_said_to_have_no_effect():
+    found = ([], ["dataset.fraction=0.1"])
+    whole, part = (load_images(choose("dataset", config_of("dataset=uci_har", *more)["dataset"])) for more in found)
+    assert len(part.y) == len(whole.y)
+    assert not whole.warnings
+    assert any("dataset.fraction" in line for line in part.warnings)

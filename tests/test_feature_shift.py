@@ -45,8 +45,17 @@ def test_noise_has_mean_0_and_deviation_1_and_is_always_the_same():
     assert abs(float(found.mean())) < 0.03
     assert float(found.std()) == pytest.approx(1, abs=0.03)
     assert torch.equal(draw_noise(x[:1], index[7:8])[0], found[7])
+    assert not torch.equal(draw_noise(x, index, 1), found)
     pairs = np.corrcoef(found.flatten(1).numpy())
     assert np.abs(pairs[~np.eye(200, dtype=bool)]).max() < 0.7
+
+
+def test_another_seed_has_other_noise():
+    first, again, second = (
+        tiny_workspace("partition.feature_shift.kind=noise", f"federation_seed={seed}")[1].shifter.noise_place
+        for seed in (0, 0, 1)
+    )
+    assert first == again != second
 
 
 @pytest.mark.parametrize("kind", KINDS)

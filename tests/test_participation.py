@@ -12,6 +12,7 @@ from contrafed.core.randomness import generator
 from contrafed.data.participation import Heterogeneous, make_participation, probabilities
 from contrafed.partitions.participation import markovian
 from contrafed.partitions.participation.markovian import transitions
+from contrafed.runs.run import run
 
 
 @functools.cache
@@ -265,6 +266,33 @@ def test_selecting_from_a_million_clients_builds_no_array_of_them(monkeypatch, n
         tracemalloc.stop()
     assert len(np.unique(ids)) == 100
     assert peak < 200_000  # in bytes, while a mask of the clients alone has 1,000,000
+
+
+def test_the_server_selects_among_clients_with_data():
+    sizes = np.arange(40) % 2 * 7
+    pattern = make("uniform", num_clients=40, select=10)
+    pattern.select_among(sizes)
+    for server_round in range(1, 9):
+        chosen = pattern.participants(server_round)
+        assert len(chosen) == 10
+        assert (sizes[chosen] > 0).all()
+    assert pattern.probability()[sizes > 0] == pytest.approx(0.5)
+    everyone = make("uniform", num_clients=40, select=30)
+    everyone.select_among(sizes)
+    assert everyone.participants(1).tolist() == np.flatnonzero(sizes).tolist()
+    same = make("uniform", num_clients=40, select=10)
+    same.select_among(np.ones(40))
+    assert same.participants(3).tolist() == make("uniform", num_clients=40, select=10).participants(3).tolist()
+
+
+def test_clients_that_are_never_available_are_counted(tmp_path, capsys):
+    file = tmp_path / "trace.csv"
+    file.write_text("client,round,available\n0,1,1\n2,1,1\n1,2,0\n")
+    shape = ("engine=local", "num_clients=4", "num_rounds=1", "model=mlp", "strategy=fedavg", f"output_dir={tmp_path}/run")
+    run(config_of(*shape, "participation=trace", f"participation.path={file}"))
+    assert "2 of 4 clients are never available" in capsys.readouterr().out
+    assert make("bernoulli", floor=0.0).num_never_available == int((make("bernoulli", floor=0.0).p == 0).sum())
+    assert make("full").num_never_available == 0
 
 
 def test_trace(tmp_path):

@@ -57,6 +57,11 @@ def test_balanced_dirichlet_sizes_are_exactly_equal():
     assert purity[0] > purity[1] > purity[2]
 
 
+def test_balanced_dirichlet_parts_have_an_order_that_no_processor_changes():
+    part = make("balanced_dirichlet", clients=10, alpha=0.3)
+    assert all((np.diff(part.train(k)) > 0).all() for k in range(10))
+
+
 def test_balanced_dirichlet_draws_by_the_weights_of_the_classes():
     """The first of many clients with a known q: its class counts are a weighted draw, compared with its expectation."""
     y = np.repeat(np.arange(4), 10_000)

@@ -354,6 +354,21 @@ def test_a_run_reports_it_in_a_line_and_in_its_summary(tmp_path, capsys, on_smal
     assert "min_client_size" not in capsys.readouterr().out
 
 
+def test_a_run_says_which_clients_and_examples_are_left_out(tmp_path, capsys):
+    (tmp_path / "split.json").write_text(json.dumps([list(range(50)), list(range(50, 100)), []]))
+    shape = ("engine=local", "num_clients=3", "num_rounds=1", "model=mlp", "strategy=fedavg", "dataset.merge_splits=true")
+    for name in ("partition.feature_shift.kind=noise", "attack=none"):
+        file = ("partition=file", f"partition.path={tmp_path}/split.json", name)
+        run(config_of(*shape, *file, f"output_dir={tmp_path}/{name[:9]}"))
+        said = capsys.readouterr().out
+        assert "1 of 3 clients have no training examples" in said
+        assert "1697 training examples belong to no client" in said
+    run(config_of(*shape, "partition=iid", f"output_dir={tmp_path}/iid"))
+    said = capsys.readouterr().out
+    assert "have no training examples" not in said
+    assert "belong to no client" not in said
+
+
 @pytest.mark.parametrize("flip", [(), ("attack=label_flip",), ("partition.feature_shift.kind=noise",)])
 def test_a_run_says_which_share_of_its_examples_scarcity_left(tmp_path, capsys, flip):
     """Each class of a client keeps one example, so 0.05 of 27 examples of 10 classes is about a third."""

@@ -44,6 +44,19 @@ def config_for(kind, path, *more):
     return config_of(*QUICK, "dataset=npz", f"dataset.path={path}", *NETWORKS[kind], *more)
 
 
+def test_a_constant_column_of_any_number_is_loaded(write):
+    table = ARRAYS["table"].copy()
+    table[:, 3] = 0.1
+    data = load_images(resolve(config_for("table", write(x=table))).client.dataset)
+    assert data.std[3] == 1
+
+
+def test_a_file_without_examples_is_one_line(write, expect_error):
+    path = write(x=np.zeros((0, 5)), y=np.zeros(0, int))
+    with expect_error():
+        load_images(resolve(config_for("table", path)).client.dataset)
+
+
 @pytest.mark.parametrize(
     ("kind", "told"), [("table", "7 numbers"), ("signals", "4x16 numbers"), ("tokens", "7 tokens (of 30)")]
 )

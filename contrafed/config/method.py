@@ -147,6 +147,7 @@ def build_strategy(
     try:
         with _blame(f"participation={pattern.name}", pattern_class_of(pattern)):
             participation = make_participation(pattern, class_proportions, run.num_trained, run.seed_of_federation, run.seed)
+            participation.select_among(population.sizes[: run.num_trained])
         with _blame(f"{_name(run)}.setup", found):
             built = found(
                 run.server.config,

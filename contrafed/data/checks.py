@@ -1,13 +1,15 @@
 """Check partition settings, and what a partition's code returns. Every error is one line that names the partition."""
 
 import contextlib
+import copy
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from contrafed.core import registry
 from contrafed.core.client_run import Choice
@@ -21,13 +23,17 @@ def split_of(choice: Choice, draw: Any) -> list[np.ndarray]:
         UserError: If it returns something else, or if it draws from a shared generator. Another job or a resumed run would then
             get other clients.
     """
-    said, before = said_of(choice, "split"), _shared_generators()
+    said, before, again = said_of(choice, "split"), _shared_generators(), copy.deepcopy(draw) if _is_own(choice) else None
     with own_code(choice, "split"):
         found = choice.module.split(choice.config, draw)
     if moved := [name for name, state in _shared_generators().items() if state != before[name]]:
         raise UserError(f"{said} the same parts whenever it is asked: it draws from {moved[0]}, not from draw.rng")
     parts = _check_parts(found, draw.num_clients, len(draw.y), said, "draw.y")
     check_distinct(parts, said)
+    if again is not None:
+        with own_code(choice, "split"):
+            repeated = choice.module.split(choice.config, again)
+        _check_repeated(parts, _check_parts(repeated, draw.num_clients, len(draw.y), said, "draw.y"), said)
     return parts
 
 
@@ -55,10 +61,14 @@ def explicit_of(choice: Choice, test: np.ndarray, num_clients: int) -> tuple[lis
     check_distinct(train if own is None else [np.concatenate(both) for both in zip(train, own, strict=True)], said)
     for client, part in enumerate(train):
         _check_trained(part, test, said, client)
+    if _is_own(choice):
+        with own_code(choice, "explicit"):
+            repeated = choice.module.explicit(choice.config, test, num_clients)
+        _check_repeated([*train, *(own or [])], [*repeated[0], *(repeated[1] or [])], said)
     return train, own
 
 
-def check_lazy(choice: Choice, partition: Any, test: np.ndarray) -> None:
+def check_lazy(choice: Choice, partition: Any, test: np.ndarray, make: Callable[[], Any]) -> None:
     """Check the parts of the first and the last client.
 
     There may be a million clients, and their parts are drawn on request. So the others are not checked.
@@ -67,22 +77,40 @@ def check_lazy(choice: Choice, partition: Any, test: np.ndarray) -> None:
         choice: The partition.
         partition: What its ``lazy`` returned.
         test: Marks the central test split (N,) bool.
+        make: Calls ``lazy`` again.
 
     Raises:
-        UserError: If they train on images of the test split, if their parts share examples, or if these are not positions.
+        UserError: If they train on images of the test split, if they are others when asked again, if their parts share
+            examples, or if these are not positions.
     """
     said = said_of(choice, "lazy")
+    with own_code(choice, "lazy"):
+        again = make() if _is_own(choice) else partition
     for client in sorted({0, partition.num_clients - 1}):
         with own_code(choice, "lazy"):
             found = {"training": partition.train(client), "test": partition.test(client)}
             found["validation"] = partition.validation(client)
+            repeated = [again.train(client), again.test(client), again.validation(client)]
         parts = {name: _check_part(part, len(test), said, client, "y") for name, part in found.items()}
+        _check_repeated(list(parts.values()), repeated, said)
         for name in ("training", "validation"):
             _check_trained(parts[name], test, said, client, name)
         for one, other in itertools.combinations(parts, 2):
             if len(both := np.intersect1d(parts[one], parts[other])):
                 apart = f"{other} parts apart from {one} parts; client {client} has {len(both)} images in both"
                 raise UserError(f"{said} {apart}")
+
+
+def _is_own(choice: Choice) -> bool:
+    """Return whether a partition is not one of the project's."""
+    return not choice.module.__name__.startswith("contrafed.")
+
+
+def _check_repeated(parts: Sequence[np.ndarray], again: Sequence[np.ndarray], said: str) -> None:
+    """Raise ``UserError`` if parts differ when they are asked for again. A resumed run would then have other clients."""
+    if not all(np.array_equal(one, two) for one, two in zip(parts, again, strict=True)):
+        fix = "Fix: no generator without a given seed"
+        raise UserError(f"{said} the same parts whenever it is asked, and returned other ones. {fix}")
 
 
 def own_code(choice: Choice, function: str) -> contextlib.AbstractContextManager[None]:
@@ -95,7 +123,8 @@ def own_code(choice: Choice, function: str) -> contextlib.AbstractContextManager
 def _shared_generators() -> dict[str, Any]:
     """Return the states of the generators that all code shares, by name."""
     _, keys, place, *_ = np.random.get_state()  # noqa: NPY002 -- to see whether others use it
-    return {"numpy.random": (np.asarray(keys).tobytes(), place), "random": random.getstate()}
+    found = {"numpy.random": (np.asarray(keys).tobytes(), place), "random": random.getstate()}
+    return found | {"torch": torch.get_rng_state().numpy().tobytes()}
 
 
 def _check_parts(found: Any, num_clients: int, size: int, said: str, of: str) -> list[np.ndarray]:

@@ -15,7 +15,7 @@ from contrafed.core.schema import OnlyWith, Range
 
 LEVELS = 255.0
 BLUR_RADIUS_DEVIATIONS = 3  # a Gaussian's weights end there
-MAX_SEED = 2**31
+NOISE_PLACES = 4096  # of ``draw_bits``
 UNIFORMS = 4  # whose sum stands for a normal number: bytes of one draw
 
 
@@ -56,8 +56,9 @@ def draw_shifts(config: FeatureShift, num_clients: int, seed: int) -> np.ndarray
 class Shifter:
     """Shifts the images of marked positions. The stored images stay as they are, once for all clients."""
 
-    def __init__(self, config: FeatureShift, shifts: np.ndarray, originals: Tensor, device: torch.device) -> None:
-        """Take the ``shifts`` (K,) of ``draw_shifts``, and for each position (N,) its example's original position."""
+    def __init__(self, config: FeatureShift, shifts: np.ndarray, originals: Tensor, seed: int, device: torch.device) -> None:
+        """Take the ``shifts`` (K,) of ``draw_shifts`` with their seed, and each position's (N,) original position."""
+        self.noise_place = int(generator(seed, "feature noise").integers(NOISE_PLACES))
         self.kind, self.num_examples, self.originals = config.kind, len(originals), originals.to(device)
         self.num_originals = int(originals.max()) + 1
         self.radius = math.ceil(BLUR_RADIUS_DEVIATIONS * config.strength)
@@ -87,7 +88,8 @@ class Shifter:
         elif self.kind == "blur":
             x = blur(x, amount, self.radius)
         elif self.kind == "noise":
-            x = x + amount * LEVELS * draw_noise(x, self.originals[self.examples(index)] + client * self.num_originals)
+            marked = self.originals[self.examples(index)] + client * self.num_originals
+            x = x + amount * LEVELS * draw_noise(x, marked, self.noise_place)
         return x.clamp(0, LEVELS).round().to(torch.uint8)
 
 
@@ -122,12 +124,14 @@ def blur(x: Tensor, deviation: Tensor, radius: int) -> Tensor:
     return x
 
 
-def draw_noise(x: Tensor, index: Tensor) -> Tensor:
+def draw_noise(x: Tensor, index: Tensor, place: int = 0) -> Tensor:
     """Return noise of mean 0 and deviation 1 for images (n, H, W, C), always the same for a marked position in ``index`` (n,).
+
+    ``place``, from 0 to 4095, separates the noise of different seeds.
 
     The sum of four bytes of a draw for the position and the pixel is close to normal.
     """
-    word = draw_bits(index, 0, x[0].numel()).view(x.shape)
+    word = draw_bits(index, place, x[0].numel()).view(x.shape)
     total = sum(((word >> (8 * byte)) & 0xFF) for byte in range(UNIFORMS))
     deviation = math.sqrt(UNIFORMS * (256**2 - 1) / 12)
     noise: Tensor = (total.to(x.dtype) - UNIFORMS * 127.5) / deviation  # type: ignore[union-attr]

@@ -188,7 +188,8 @@ def load_images(dataset: Choice) -> ImageData:
         )
     if dataset.config.normalize == "image_deviations" and data.kind == "image":
         data = replace(data, std=image_deviations(data.x[~data.held_out]))
-    if dataset.config.fraction < 1 and data.stand_in != GENERATED_PATH:  # which are few
+    generated = data.stand_in == GENERATED_PATH  # which are few
+    if dataset.config.fraction < 1 and not generated:
         data = subsample_images(data, dataset.config.fraction)
     if dataset.config.merge_splits:
         data = replace(data, test=torch.zeros_like(data.test), validation=None)
@@ -199,7 +200,9 @@ def load_images(dataset: Choice) -> ImageData:
         data = replace(data, mean=halves, std=halves)
     if dataset.config.normalize == "imagenet":
         data = replace(data, mean=IMAGENET[0], std=IMAGENET[1])
-    warnings = () if data.stand_in == GENERATED_PATH else tuple(check_loaded(data, f"dataset={dataset.name}"))
+    warnings = () if generated else tuple(check_loaded(data, f"dataset={dataset.name}"))
+    if dataset.config.fraction < 1 and generated:
+        warnings = (f"dataset.fraction={dataset.config.fraction:g}: no effect on generated data",)
     fingerprint = fingerprint_images(data)
     return replace(data, fingerprint=fingerprint, warnings=warnings)
 

@@ -92,7 +92,13 @@ class Participation:
         self.asked = self.select  # more than ``select`` with over_select
         if self.select is not None and config.over_select is not None:
             self.asked = min(num_clients, math.ceil(round(self.select * config.over_select, 9)))
+        self.with_data: np.ndarray | None = None  # clients with training examples, if some have none
         self.prepare(class_proportions)
+
+    def select_among(self, sizes: np.ndarray) -> None:
+        """Let the server select among the clients that have training examples: those with a size (K,) above 0."""
+        if not np.all(sizes):
+            self.with_data = np.flatnonzero(sizes)
 
     def prepare(self, class_proportions: Callable[[], np.ndarray]) -> None:
         """Draw what stays fixed for the whole run."""
@@ -138,7 +144,21 @@ class Participation:
             raise UserError(f"{wanted}, got {got}")
         if not ((presence >= 0) & (presence <= 1)).all():
             raise UserError(f"{wanted}, got {presence.min()} to {presence.max()}")
-        return presence * (1.0 if self.asked is None else self.asked / self.num_clients) * (1 - self.config.loss_rate)
+        return presence * (1.0 if self.asked is None else self._num_asked / self._num_candidates) * (1 - self.config.loss_rate)
+
+    @property
+    def _num_candidates(self) -> int:
+        """The number of clients among which the server selects."""
+        return self.num_clients if self.with_data is None else len(self.with_data)
+
+    @property
+    def _num_asked(self) -> int:
+        return min(self.asked or 0, self._num_candidates)
+
+    @property
+    def num_never_available(self) -> int:
+        """The number of clients that are available in no round, as far as it is known."""
+        return 0 if self.probabilities is None else int((self.probabilities == 0).sum())
 
     def loses(self, server_round: int, client: int) -> bool:
         """Return whether a client's reply of a round is lost on its way back. The lost share is ``loss_rate``.
@@ -151,7 +171,8 @@ class Participation:
     def participants(self, server_round: int) -> np.ndarray:
         """Return the cohort, as sorted ids: the clients that are selected and available.
 
-        The server draws ``asked`` of all clients uniformly without replacement. It does not know which clients are available.
+        The server draws ``asked`` of all clients with data uniformly without replacement. It does not know which clients are
+        available.
 
         Raises:
             UserError: If ``available`` returns another shape or type.
@@ -160,7 +181,8 @@ class Participation:
         if self.asked is not None:
             rng = generator(self.draw_seed, "selection", server_round - 1)
             # O(select) instead of O(K), for a million clients.
-            chosen = np.sort(rng.choice(self.num_clients, self.asked, replace=False, shuffle=False))
+            chosen = np.sort(rng.choice(self._num_candidates, self._num_asked, replace=False, shuffle=False))
+            chosen = chosen if self.with_data is None else self.with_data[chosen]
         if self.everyone:
             return np.arange(self.num_clients) if chosen is None else chosen
         here = self.available(server_round)

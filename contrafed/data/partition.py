@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated, Literal
 
 import numpy as np
@@ -49,6 +49,7 @@ class Partition:
 
     small = Small(0, 0, 0)
     owners: OwnerCounts | None = None  # where clients are owners of the data
+    undealt = 0  # training examples that the partition gives to no client
     kept_shares: Sequence[float] = (1.0, 1.0)  # of training examples, by all but the scarce clients and by these
     _validation, _validation_ends = np.zeros(0, dtype=np.int64), None
 
@@ -170,13 +171,14 @@ def make_partition(choice: Choice, data: ImageData, num_clients: int, seed: int,
     if hasattr(module, "lazy"):
         if merged:
             raise UserError(f"partition={choice.name} has no test parts of its own; set dataset.merge_splits=false")
+        make = partial(module.lazy, config, y, pool, data.num_classes, num_clients, seed)
         with checks.own_code(choice, "lazy"):
-            lazy: Partition = module.lazy(config, y, pool, data.num_classes, num_clients, seed)
+            lazy: Partition = make()
         if not isinstance(lazy, Partition) or lazy.num_clients != num_clients:
             got = f"one of {lazy.num_clients}" if isinstance(lazy, Partition) else type(lazy).__name__
             wanted = f"{checks.said_of(choice, 'lazy')} a contrafed.data.partition.Partition of {num_clients} clients"
             raise UserError(f"{wanted}, got {got}")
-        checks.check_lazy(choice, lazy, held)
+        checks.check_lazy(choice, lazy, held, make)
         return lazy
     if hasattr(module, "explicit"):
         found = checks.explicit_of(choice, held, num_clients)
@@ -208,6 +210,7 @@ def make_partition(choice: Choice, data: ImageData, num_clients: int, seed: int,
         train, test = _hold_out(parts, held_out_fraction(config, merged), rng)
     partition = _apply_scarcity(train, test, data, config, seed, drawn_as)
     partition.small, partition.owners = _small(best, enough, needed), count_owners(owner, best) if owned else None
+    partition.undealt = len(pool) - sum(map(len, best))
     return partition
 
 
@@ -223,6 +226,9 @@ def _from_file(
         test = [part if len(own) >= config.min_client_size else part[:0] for part, own in zip(test, published, strict=True)]
     partition = _apply_scarcity(train, test, data, config, seed, "file")
     partition.small = _small(published, enough, config.min_client_size)
+    left = ~data.held_out.numpy()
+    left[np.concatenate([*published, *(found[1] or [])])] = False
+    partition.undealt = int(left.sum())
     return partition
 
 

@@ -19,9 +19,9 @@ class ShiftedPartition(Partition):
             config: Kind and strength of the shifts.
             seed: The federation's seed.
         """
-        self.config, self.shifts = config, draw_shifts(config, dealt.num_clients, seed)
+        self.config, self.shifts, self._seed = config, draw_shifts(config, dealt.num_clients, seed), seed
         self.num_clients, self.num_classes = dealt.num_clients, dealt.num_classes
-        self.small, self.owners, self.kept_shares = dealt.small, dealt.owners, dealt.kept_shares
+        self.small, self.owners, self.kept_shares, self.undealt = dealt.small, dealt.owners, dealt.kept_shares, dealt.undealt
         self._dealt, self._originals, self._num_examples = dealt, originals, len(originals)
 
     def _mark(self, part: np.ndarray, client: int) -> np.ndarray:
@@ -29,7 +29,7 @@ class ShiftedPartition(Partition):
 
     def make_shifter(self, device: torch.device) -> Shifter:
         """Return what shifts the images of marked positions on a device."""
-        return Shifter(self.config, self.shifts, torch.from_numpy(self._originals), device)
+        return Shifter(self.config, self.shifts, torch.from_numpy(self._originals), self._seed, device)
 
     @property
     def sizes(self) -> np.ndarray:

@@ -18,6 +18,8 @@ from contrafed.training.workspace import Workspace
 
 # A client with more of all examples is warned of.
 LARGE_SHARE = 0.5
+# With more examples that no client has, in relation to those of the clients, a line says it.
+LARGE_REST = 0.01
 
 
 def said_of_scale(run: Run, workspace: Workspace) -> str:
@@ -45,6 +47,23 @@ def said_of_small(workspace: Workspace) -> str:
     return f"{small.clients} clients had drawn fewer than partition.min_client_size={least} examples: {what}"
 
 
+def said_of_undealt(workspace: Workspace) -> str:
+    """Return a line about clients without training examples and about examples without a client, if nothing else says it."""
+    partition, sizes = workspace.federation.partition, workspace.federation.partition.sizes
+    empty, lines = int((sizes == 0).sum()), []
+    if empty and not partition.small.clients:
+        lines.append(f"{empty} of {len(sizes)} clients have no training examples and never take part")
+    if partition.undealt > LARGE_REST * sizes.sum() and partition.owners is None and not partition.small.dropped:
+        lines.append(f"{partition.undealt} training examples belong to no client")
+    return "; ".join(lines)
+
+
+def said_of_absent(strategy: FederatedStrategy) -> str:
+    """Return a line about clients that are available in no round, empty without any."""
+    absent, clients = strategy.participation.num_never_available, strategy.participation.num_clients
+    return f"participation: {absent} of {clients} clients are never available" if absent else ""
+
+
 def said_of_owners(workspace: Workspace) -> str:
     """Return a line about owners of the data that are no clients, empty without any."""
     counts = workspace.federation.partition.owners
@@ -66,7 +85,7 @@ def said_of_scarcity(workspace: Workspace) -> str:
 
 def describe_partition(workspace: Workspace) -> list[str]:
     """Return lines about the partition, some of them empty: owners without a client, small clients, and scarcity."""
-    return [said(workspace) for said in (said_of_owners, said_of_small, said_of_scarcity)]
+    return [said(workspace) for said in (said_of_owners, said_of_small, said_of_undealt, said_of_scarcity)]
 
 
 def said_of_norms(workspace: Workspace) -> str:

@@ -30,6 +30,7 @@ from contrafed.runs.notices import (
     describe_model,
     describe_partition,
     list_attackers,
+    said_of_absent,
     said_of_attackers,
     said_of_delta,
     said_of_norms,
@@ -181,7 +182,7 @@ class Session:
         lines += [*describe_partition(self.workspace), said_of_norms(self.workspace), said_of_shift(self.workspace)]
         lines += [said_of_attackers(run), said_of_untrained_classes(run, data, members.class_counts)]
         lines += [self.selection.notice, self.scored.notice, said_of_delta(run), warn_of_large(members.sizes, members.own_data)]
-        lines += [said_of_replies(run, self.strategy)]
+        lines += [said_of_absent(self.strategy), said_of_replies(run, self.strategy)]
         follow = [f"to follow it: {self.tracker.line}"] if self.tracker.line else []
         if self.resumed is not None:
             follow.insert(0, f"resumed after round {self.resumed.server_round} of {self.rounds}, from {self.resumed.path}")

@@ -107,6 +107,8 @@ def _read_arrays(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None,
         raise UserError(f"{path}: '{other[0]}' is no array; numpy.savez(FILE, x=, y=) writes them")
     assert x is not None  # neither is missing
     assert y is not None
+    if not x.size:
+        raise UserError(f"{path}: x has no examples, its shape is {x.shape}. Fix: another file")
     return x, y, split, owner, spare
 
 
@@ -132,7 +134,8 @@ def _check_dtype(x: np.ndarray, kind: str) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):  # infinite numbers are reported later
         found = x.astype(np.float32)
         lost, spread = np.abs(found - x).max(0).ravel(), x.std(0, dtype=np.float64).ravel()
-        coarse = np.isfinite(lost) & (lost > MAX_ROUNDING * spread) & (spread > 0)
+        varies = x.max(0).ravel() > x.min(0).ravel()  # a constant column may have a deviation of rounding
+        coarse = np.isfinite(lost) & (lost > MAX_ROUNDING * spread) & varies
     if coarse.any():
         column = int(coarse.argmax())
         where = f"column {column}, of values as {found.reshape(len(x), -1)[0, column]:.3g}"

@@ -54,6 +54,11 @@ class Trace(Participation):
         self._clients, self._rounds = client[here], when[here]
         self._length = int(when[-1])
 
+    @property
+    def num_never_available(self) -> int:
+        """The number of clients that the file lists in no round as available."""
+        return self.num_clients - len(np.unique(self._clients))
+
     def available(self, server_round: int) -> np.ndarray:
         """Return a mask (K,) of the available clients."""
         when = (server_round - 1) % self._length + 1 if self.config.repeat else server_round

@@ -34,6 +34,6 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
         # The n smallest E_i / q_i with exponential E_i are such a weighted draw. Logarithms allow a tiny q.
         keys = np.log(draw.rng.exponential(size=len(left))) - np.log(np.maximum(q, 1e-300))[draw.y[left]]
         order = np.argpartition(keys, size - 1) if size < len(left) else np.arange(len(left))
-        parts.append(left[order[:size]])
+        parts.append(left[np.sort(order[:size])])  # argpartition's own order depends on the processor
         left = left[np.sort(order[size:])]
     return parts

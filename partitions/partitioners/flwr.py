@@ -1,6 +1,8 @@
 """flwr: any row-wise partitioner of flwr-datasets, on this project's labels."""
 
+import contextlib
 import inspect
+import io
 import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -49,7 +51,8 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
     arguments = {name: value for name, value in ours.items() if name in known} | (config.arguments or {})
     if "distribution_array" in arguments:
         arguments["distribution_array"] = np.array(arguments["distribution_array"])
-    with warnings.catch_warnings(record=True) as warned:  # one warning for each of its attempts
+    # one warning for each of its attempts, and bars
+    with warnings.catch_warnings(record=True) as warned, contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("always")
         try:
             partitioner = made(**arguments)
