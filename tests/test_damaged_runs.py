@@ -11,7 +11,7 @@ from reported import method, write_run
 
 from contrafed import report_command
 from contrafed.core.errors import UserError
-from contrafed.core.run_folder import read_config
+from contrafed.core.run_folder import read_config, read_summary
 from contrafed.report import results
 from contrafed.report.groups import usable
 from contrafed.report.pages import leave
@@ -175,6 +175,11 @@ def test_a_report_leaves_out_what_would_do_harm(tmp_path, capsys, how):
 
 
 @pytest.mark.parametrize("harm", [put_pipe, put_device, put_huge, lambda path: path.write_text("[" * 100_000)])
+def test_a_summary_that_is_a_pipe_is_none(tmp_path):
+    os.mkfifo(tmp_path / "summary.json")
+    assert read_summary(tmp_path) is None
+
+
 def test_a_checkpoint_that_would_do_harm_is_none(tmp_path, harm):
     place = tmp_path / "checkpoints" / "000001"
     place.mkdir(parents=True)

@@ -230,8 +230,11 @@ def test_state_that_no_run_changes_is_removed_when_another_trains(tmp_path):
     os.utime(old.state_file, (0, 0))
     new.open()
     assert old.state_file.exists()
+    (folder := old.state_file.parent / "lost+found").mkdir()
+    os.utime(folder, (0, 0))
     new.remove_stale()
     assert not old.state_file.exists()
+    assert folder.is_dir()
 
 
 def test_a_client_that_left_for_good_does_not_hold_up_a_resumed_run(tmp_path, capsys):

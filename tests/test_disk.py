@@ -5,6 +5,7 @@ import errno
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from wire import RUN, Wire, plain, rows_of, run_devices
 import contrafed.core.tensors
 import contrafed.runs.checkpoint
 from contrafed.client_app.files import Moment, StateDir
-from contrafed.core.disk import told_in_one_line
+from contrafed.core.disk import copy_private, told_in_one_line
 from contrafed.core.errors import DiskError
 from contrafed.runs import checkpoint
 from contrafed.runs.output import RoundLog, RunRecorder
@@ -183,6 +184,15 @@ def test_a_client_whose_disk_is_full_is_absent_and_keeps_what_it_remembered(tmp_
     assert same(seen[1], seen[2])
     assert [int(seen[t]["participations"]) for t in (1, 2, 3)] == [1, 1, 2]
     assert "state_lost" not in metrics.decode()
+
+
+def test_a_private_copy_is_private_while_it_is_written(tmp_path, monkeypatch):
+    (tmp_path / "a").write_text("secret")
+    (tmp_path / "b").write_text("old")
+    modes, copy = [], shutil.copyfile
+    monkeypatch.setattr(shutil, "copyfile", lambda a, b: (modes.append(b.stat().st_mode & 0o777), copy(a, b))[1])
+    assert copy_private(tmp_path / "a", tmp_path / "b").read_text() == "secret"
+    assert modes == [0o600]
 
 
 def test_memory_that_cannot_be_written_leaves_the_old_one(tmp_path):

@@ -251,6 +251,14 @@ def replies_through(stub, timeout):
     }
 
 
+def test_a_reply_that_comes_while_the_server_sleeps_is_in_time(stub, monkeypatch):
+    began = time.monotonic()
+    monkeypatch.setattr(device_grid, "POLL_SECONDS", 60.0)
+    stub.uploading = lambda client: time.monotonic() < began + 0.5
+    assert replies_through(stub, 1.0) == {10: 10, 11: 11, 12: 12}
+    assert time.monotonic() - began < 30
+
+
 def test_an_upload_that_breaks_off_holds_up_no_other_reply(stub):
     """Without power a device sends nothing more. The SuperLink says for three minutes that its upload is under way."""
     began = time.monotonic()

@@ -7,7 +7,6 @@ client's own data is in ``client_state/RUN-CLIENT.data`` then. RUN is a number.
 
 import contextlib
 import hashlib
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,9 +15,9 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from contrafed.core.disk import replace
+from contrafed.core.disk import PRIVATE, copy_private, replace
 from contrafed.core.errors import UserError
-from contrafed.core.tensors import PRIVATE, Tensors, raw, read, select_prefix, write
+from contrafed.core.tensors import Tensors, raw, read, select_prefix, write
 
 # Client state of another run is removed after so long without a change. Runs side by side keep theirs.
 STALE_SECONDS = 30 * 24 * 3600.0
@@ -141,7 +140,8 @@ class StateDir:
             self.fingerprint_file.touch()  # so that no other run removes it
         for path in self.state_file.parent.glob("*"):
             with contextlib.suppress(FileNotFoundError):  # another run's process removed it
-                if not path.name.startswith(f"{self.run}-") and time.time() - path.stat().st_mtime > STALE_SECONDS:
+                ours = path.name.startswith(f"{self.run}-") or not path.is_file()
+                if not ours and time.time() - path.stat().st_mtime > STALE_SECONDS:
                     path.unlink()
 
     def read(self, now: Moment) -> Tensors:
@@ -185,8 +185,7 @@ class StateDir:
             write(new, tensors, about, PRIVATE)
             if self._is_of_checkpoint(now):
                 whole = self.state_file.with_suffix(".part-kept")
-                shutil.copy(self.state_file, whole)  # with its mode
-                replace(whole, self.checkpoint_state_file)
+                replace(copy_private(self.state_file, whole), self.checkpoint_state_file)
             replace(new, self.state_file)
         except OSError:
             new.unlink(missing_ok=True)

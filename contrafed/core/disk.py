@@ -4,6 +4,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import shutil
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from contrafed.core.errors import DiskError
 DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
 
 
+PRIVATE = 0o600  # of files that no other user may read
 MAX_NAME_BYTES = 150  # of a name in UTF-8, to which an ending is added
 
 
@@ -39,6 +41,14 @@ def checksum(file: Path) -> str:
     """Return the SHA-256 of a file's bytes, by which it is known to be what was written."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def copy_private(source: str | Path, target: str | Path) -> Path:
+    """Copy a file that no other user may read at any time, replace ``target``, and return its path."""
+    new = Path(target)
+    new.unlink(missing_ok=True)
+    new.touch(PRIVATE, exist_ok=False)
+    return Path(shutil.copyfile(source, new))
 
 
 def expand_home(path: str | None) -> str | None:

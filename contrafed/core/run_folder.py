@@ -57,8 +57,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 def read_summary(folder: Path) -> dict[str, Any] | None:
     """Return the summary in a run's folder, None if there is none or it cannot be read."""
     try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        summary = json.loads(check_regular(folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, UserError, ValueError, RecursionError):
         return None
     return summary if isinstance(summary, dict) else None
 

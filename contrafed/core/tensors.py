@@ -111,7 +111,6 @@ def raw(tensor: Tensor) -> memoryview:
 
 
 # Mode of files that their owner alone reads.
-PRIVATE = 0o600
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, mode: int = 0o666) -> None:

@@ -86,9 +86,8 @@ def make_keys(folder: Path, hosts: Sequence[str], clients: int, days: int, renew
         renewed.append(server)
     for client in range(clients):
         private, public_file = folder / f"client-{client}", folder / f"client-{client}.pub"
-        if not private.exists():
+        if not private.exists() and not public_file.exists():  # a private key may be on its device alone
             _write_private(private, ec.generate_private_key(ec.SECP384R1()), serialization.PrivateFormat.OpenSSH)
-            public_file.unlink(missing_ok=True)
             made.append(private)
         if not public_file.exists():
             public_file.write_bytes(_format_public(private) + b"\n")
@@ -251,7 +250,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for path in written.renewed:
-        goes = "the server and every device, which read it when they start" if path.stem == CA else "the server, and restart it"
+        server = "the server, to where the SuperLink and a proxy read it, and restart both"
+        goes = "the server and every device, which read it when they start" if path.stem == CA else server
         print(f"copy {path.name} to {goes}")
     return 0
 

@@ -1,6 +1,7 @@
 """A client's answer to the query for its partition and its examples."""
 
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,7 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from contrafed.core import codec
 from contrafed.core.errors import UserError
 
-# Characters shown of a client's text, and largest number of examples of a class that it may report.
-LONGEST, MOST = 2000, 2**40
+MOST = 2**40  # largest number of examples of a class that a client may report
 # Ids from here on stand for partitions whose client is away. Flower's are random of 64 bits, except 0 (none) and 1 (the
 # server).
 FIRST_ABSENT_ID = 2
@@ -40,14 +40,15 @@ class Answer:
         if not isinstance(metrics, MetricRecord) or not isinstance(about, ConfigRecord):
             raise unreadable
         if "refused" in about:
-            raise UserError(f"{who} cannot take part: {codec.words(about['refused'])[:LONGEST]}")
+            raise UserError(f"{who} cannot take part: {codec.words(about['refused'])}")
         values: dict[str, Any] = dict(metrics)
         try:
-            partition, counts = int(values["partition-id"]), np.array(values["class-counts"], dtype=np.int64)
-            answer = Answer(node_id, partition, counts, int(values["num-test-examples"]), bool(about["own-data"]))
+            partition = index(values["partition-id"])  # a number with a fraction is none
+            counts = np.array([index(number) for number in values["class-counts"]], dtype=np.int64)
+            answer = Answer(node_id, partition, counts, index(values["num-test-examples"]), bool(about["own-data"]))
             answer.classes = [codec.words(name) for name in about["classes"]]  # type: ignore[union-attr]
-            answer.num_validation = int(values.get("num-validation-examples", 0))
-            answer.fingerprint = codec.words(about.get("fingerprint", ""))[:LONGEST]
+            answer.num_validation = index(values.get("num-validation-examples", 0))
+            answer.fingerprint = codec.words(about.get("fingerprint", ""))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise unreadable from error
         if not 0 <= partition < num_clients:

@@ -178,7 +178,10 @@ class Registry:
                 self.known.discard(answer.node_id)  # Flower takes a minute to notice that a client is gone
             elif answer.other_examples(before):
                 lines.append(f"{self._describe(answer)} holds other examples than the client it stands in for")
+            elif fault := self._find_fault(answer):
+                lines.append(fault)
             else:
+                lines += self._note_other(answer)
                 self.answers[answer.partition], self.node_ids[answer.partition] = answer, answer.node_id
                 self._note_name(answer)
                 self.known.discard(before.node_id)  # if it returns it is asked, and may get its place again
@@ -260,15 +263,10 @@ class Registry:
             raise UserError(f"clients {both} both say partition-id={k}; every client has its own")
         self._bind(answer)
         who = self._describe(answer)
-        if not answer.own_data and self._holds_other(answer):
-            raise UserError(f"{who} holds other examples than the partition deals to it: its data set is not the server's")
-        if answer.own_data and not self.max_examples:
-            raise UserError(f"partition: {who} has data of its own. Fix: partition=own, or no data in its --node-config")
-        most = max(answer.class_counts.sum(), answer.num_test, answer.num_validation)
-        if answer.own_data and most > self.max_examples:
-            raise UserError(f"partition.max_examples={self.max_examples}: {who} says that it has {most}. Fix: raise it")
-        if answer.fingerprint not in ("", self.federation.data.fingerprint):
-            print(f"{who} reads other examples than the server, with the same number of each class", flush=True)
+        if fault := self._find_fault(answer):
+            raise UserError(fault)
+        for line in self._note_other(answer):
+            print(line, flush=True)
         before = self.before.get(k)
         if before is not None and answer.other_examples(before):
             raise UserError(f"{who} holds other examples than when the run began: begin a new one")
@@ -277,6 +275,23 @@ class Registry:
                 raise UserError(f"{who} has classes {answer.classes}, {self._describe(earlier)} has {earlier.classes}")
         self.answers[k] = answer
         self._note_name(answer)
+
+    def _find_fault(self, answer: Answer) -> str:
+        """Return what is wrong with a client's examples, empty if nothing is."""
+        who, most = self._describe(answer), max(answer.class_counts.sum(), answer.num_test, answer.num_validation)
+        if not answer.own_data and self._holds_other(answer):
+            return f"{who} holds other examples than the partition deals to it: its data set is not the server's"
+        if answer.own_data and not self.max_examples:
+            return f"partition: {who} has data of its own. Fix: partition=own, or no data in its --node-config"
+        if answer.own_data and most > self.max_examples:
+            return f"partition.max_examples={self.max_examples}: {who} says that it has {most}. Fix: raise it"
+        return ""
+
+    def _note_other(self, answer: Answer) -> list[str]:
+        """Return a line if a client's examples are others than the server's, with equal counts."""
+        other = answer.fingerprint not in ("", self.federation.data.fingerprint)
+        said = f"{self._describe(answer)} reads other examples than the server, with the same number of each class"
+        return [said] if other else []
 
     def _holds_other(self, answer: Answer) -> bool:
         """Return whether a client without ``data`` has other numbers of examples than the partition deals to it."""

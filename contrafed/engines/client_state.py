@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import torch
 
-from contrafed.core.disk import DISK_ERRNOS, checksum
+from contrafed.core.disk import DISK_ERRNOS, PRIVATE, checksum
 from contrafed.core.errors import RunStopped, UserError
-from contrafed.core.tensors import PRIVATE, Tensors, on_host, read, size_of, write
+from contrafed.core.tensors import Tensors, on_host, read, size_of, write
 
 DEVICE, HOST, DISK = "device", "host", "disk"
 # Share of the memory available at the start of a run that client state may take.

@@ -162,14 +162,16 @@ class DeviceGrid:
             ends: A time of ``time.monotonic``.
         """
         replies, partitions = list[Message](), self._partitions()
-        while waiting and time.monotonic() < ends:
+        while waiting:
+            last = time.monotonic() >= ends  # a reply that came while this slept is in time
             for identifier, message in list(waiting.items()):
                 if found := self.superlink.ask(partial(self._pull, identifier, message), ends, list[Message]()):
                     self._hear(message, found[0], partitions)
                     replies += found
                     del waiting[identifier]
-            if waiting:
-                time.sleep(POLL_SECONDS)
+            if last or not waiting:
+                break
+            time.sleep(min(POLL_SECONDS, max(ends - time.monotonic(), 0.0)))
         return replies
 
     def _push(self, messages: list[Message], timeout: float | None, ends: float) -> tuple[dict[str, Message], list[Message]]:

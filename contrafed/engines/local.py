@@ -35,7 +35,7 @@ class Config:
         if fault := fault_of(self.device):
             raise UserError(f"engine.device={self.device} cannot be used ({fault})")
         folder = expand_home(self.memory_folder)
-        if folder is not None and not os.access(folder, os.W_OK | os.X_OK):
+        if folder is not None and not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
             raise UserError(f"engine.memory_folder: {self.memory_folder} is no folder that can be written in")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from contrafed.client_app.files import best_folder, personal_file, shapes_in
-from contrafed.core.disk import sync
+from contrafed.core.disk import copy_private, sync
 from contrafed.core.errors import UserError
 from contrafed.training.workspace import Workspace
 
@@ -48,7 +48,7 @@ def keep_best(folder: Path, checkpoint: Path) -> None:
         try:
             os.link(file, kept / file.name)
         except OSError:  # a file system without links
-            shutil.copy(file, kept)
+            copy_private(file, kept / file.name)
             sync(kept / file.name)
     sync(kept)
 
@@ -57,4 +57,4 @@ def restore_best(folder: Path, checkpoint: Path) -> None:
     """Restore the models of the best evaluation from a checkpoint's folder, as copies, if it has any."""
     if (checkpoint / BEST_FOLDER).is_dir():
         shutil.rmtree(folder / BEST_FOLDER, ignore_errors=True)
-        shutil.copytree(checkpoint / BEST_FOLDER, folder / BEST_FOLDER)
+        shutil.copytree(checkpoint / BEST_FOLDER, folder / BEST_FOLDER, copy_function=copy_private)

@@ -22,11 +22,11 @@ from typing import Any
 from safetensors import SafetensorError
 
 from contrafed.config.run_config import HOW_IT_RUNS, ORIGIN, counts
-from contrafed.core.disk import checksum, sync
+from contrafed.core.disk import PRIVATE, checksum, sync
 from contrafed.core.errors import UserError
 from contrafed.core.run_folder import MAX_LOG_BYTES, add_later_keys, check_regular
 from contrafed.core.schema import flatten_keys, plain_numbers
-from contrafed.core.tensors import PRIVATE, Tensors, align, read, select_prefix, write
+from contrafed.core.tensors import Tensors, align, read, select_prefix, write
 from contrafed.engines.personal_models import keep_best
 from contrafed.runs.packing import pack, unpack
 
