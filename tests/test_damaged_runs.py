@@ -175,17 +175,17 @@ def test_a_report_leaves_out_what_would_do_harm(tmp_path, capsys, how):
 
 
 @pytest.mark.parametrize("harm", [put_pipe, put_device, put_huge, lambda path: path.write_text("[" * 100_000)])
-def test_a_summary_that_is_a_pipe_is_none(tmp_path):
-    os.mkfifo(tmp_path / "summary.json")
-    assert read_summary(tmp_path) is None
-
-
 def test_a_checkpoint_that_would_do_harm_is_none(tmp_path, harm):
     place = tmp_path / "checkpoints" / "000001"
     place.mkdir(parents=True)
     (place / "state.json").write_text("{}")
     harm(place / "state.json")
     assert checkpoint.find(tmp_path) is None
+
+
+def test_a_summary_that_is_a_pipe_is_none(tmp_path):
+    os.mkfifo(tmp_path / "summary.json")
+    assert read_summary(tmp_path) is None
 
 
 def test_an_alias_in_a_text_is_none(tmp_path):
