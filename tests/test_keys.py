@@ -105,7 +105,7 @@ def test_another_host_has_the_server_certificate_made_for_it(tmp_path, capsys, a
     assert changed == ({"server.pem"} if other else set())
     out = capsys.readouterr().out.splitlines()
     assert out[-1].startswith("server.pem is for " + ("A.B, 2001:db8::7, " if other else "a.example, "))
-    assert ("copy server.pem to the server, and restart it" in out) == other
+    assert ("copy server.pem to the server, to where the SuperLink and a proxy read it, and restart both" in out) == other
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_an_authority_begun_anew_signs_the_servers_certificate(tmp_path, capsys,
     assert (tmp_path / "server.key").read_bytes() == key
     out = capsys.readouterr().out
     assert f"renewed {tmp_path}/server.pem" in out
-    assert "copy server.pem to the server, and restart it" in out
+    assert "copy server.pem to the server, to where the SuperLink and a proxy read it, and restart both" in out
 
 
 def test_a_certificate_of_another_authority_is_left_alone(tmp_path, capsys):
