@@ -21,6 +21,11 @@ class Config:
     hidden: tuple[Annotated[int, Range(ge=1)], ...]
     projection: tuple[Annotated[int, Range(ge=1)], ...]
 
+    def __post_init__(self) -> None:
+        """Raise ``UserError`` if there is no convolution."""
+        if not self.channels:
+            raise UserError("model.channels must name at least one convolution; model=mlp has none")
+
 
 class AsImage(nn.Module):
     """Give signals (b, C, T) a height of one pixel. Images have pooled levels, and all methods take these."""
@@ -44,7 +49,7 @@ def build(config: Config, in_channels: int, image_size: tuple[int, ...], num_cla
     Raises:
         UserError: If an example is no signal (channels, steps), or too short for all pools.
     """
-    if len(image_size) != 1 or not config.channels:
+    if len(image_size) != 1:
         shape = "x".join(map(str, (in_channels, *image_size)))
         raise UserError(f"model=cnn1d takes signals of shape (channels, steps), got {shape}. Fix: model=mlp, or another shape")
     if image_size[0] < 2 ** len(config.channels):

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from torch import nn
 
+from contrafed.core.errors import UserError
 from contrafed.core.layers import relu_pool
 from contrafed.core.schema import Range
 from contrafed.core.split_model import SplitModel, Stages, features_of
@@ -18,6 +19,11 @@ class Config:
     kernel: Annotated[int, Range(ge=1)]
     hidden: tuple[Annotated[int, Range(ge=1)], ...]
     momentum: Annotated[float, Range(gt=0, le=1)] | None
+
+    def __post_init__(self) -> None:
+        """Raise ``UserError`` if there is no convolution."""
+        if not self.channels:
+            raise UserError("model.channels must name at least one convolution; model=mlp has none")
 
 
 def build(config: Config, in_channels: int, image_size: tuple[int, int], num_classes: int) -> SplitModel:

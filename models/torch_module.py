@@ -5,6 +5,7 @@ import inspect
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ class Network(nn.Module):
         super().__init__()
         self.name, self.sizes = name, (head.in_features, head.out_features)
         self.net = net
+        self.takes_copies = False  # of images with channels first in memory
         self.place_head(nn.Identity())
 
     def place_head(self, layer: nn.Module) -> None:
@@ -56,7 +58,7 @@ class Network(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the head's input (b, D)."""
-        out = self.net(x)
+        out = self.net(x.clone(memory_format=torch.contiguous_format) if self.takes_copies else x)
         if not isinstance(out, Tensor):  # such as the outputs of Hugging Face's models
             out = out["logits"] if isinstance(out, Mapping) and "logits" in out else getattr(out, "logits", out)
         out = out[0] if isinstance(out, tuple | list) and out else out
@@ -64,6 +66,14 @@ class Network(nn.Module):
             got = type(out).__name__
             raise UserError(f"model.target: the network returns {got}. Fix: a tensor (b, classes), or logits by this name")
         return out
+
+    def note_layout(self, x: Tensor) -> None:
+        """Try images ``x`` as they are in a run, and have them copied if the network calls ``view`` on what follows."""
+        try:
+            with torch.no_grad(), keeping_global_state(), keeping_buffers(self):
+                self(x)
+        except Exception as error:  # others are reported when the model is tried
+            self.takes_copies = "view size is not compatible" in str(error)
 
     def split_fault(self, x: Tensor) -> str:
         """Return why the layer is not the head of the network, tried on images ``x``. It is empty if it is."""
@@ -92,6 +102,8 @@ class Network(nn.Module):
             if "more than 1 value" in str(error):  # F.batch_norm in training
                 return f"model.target: {MIXES}"
             raise
+        if alone.shape != together.shape:
+            return f"model.target: {SQUEEZES}"
         same = torch.allclose(together, alone, rtol=1e-3, atol=1e-4)
         return "" if same else f"model.target: {MIXES}"
 
@@ -164,10 +176,11 @@ ACTS = (
 NOT_FINITE = "its outputs for values from -1 to 1 are not finite. Fix: no logarithm or root of what may be negative"
 DIFFERS = "two passes over the same images differ, so it draws at random or keeps numbers beside its buffers"
 KEPT = "a buffer for what lasts, as register_buffer makes it, and no generator in the forward pass"
+SQUEEZES = "its output for one image has another shape. Fix: flatten(1) in place of squeeze()"
 MIXES = "images of one batch have influence on each other. Fix: nn.BatchNorm2d, or statistics of each image"
 DRAWS = (
-    "its forward pass draws at random outside layers of dropout. Fix: rates of 0 in model.args, such as attention_dropout: 0, "
-    "and no random numbers in a forward pass of your own"
+    "its forward pass draws at random outside layers of dropout. Fix: nn.Dropout in place of F.dropout, rates of 0 in "
+    "model.args, such as attention_dropout: 0, and no random numbers in a forward pass of your own"
 )
 
 
@@ -192,7 +205,7 @@ def build(config: Config, in_channels: int, image_size: tuple[int, int], num_cla
     name, head = find_head(net, None if config.head is None else str(config.head))
     dropout = _take_dropout(net, name)
     replace_drawing(net)
-    if left := [layer_name for layer_name, layer in net.named_modules() if drops(layer)]:
+    if left := [layer_name or type(layer).__name__ for layer_name, layer in net.named_modules() if drops(layer)]:
         fix = "Fix: a rate of 0 in model.args, such as attention_dropout: 0"
         raise UserError(
             f"model.target: {left[0]} drops within its forward pass, where its draws cannot be equal everywhere. {fix}"
@@ -206,10 +219,12 @@ def build(config: Config, in_channels: int, image_size: tuple[int, int], num_cla
     names = {n: f"classifier.{n.rpartition('.')[2]}" if n.startswith(f"{name}.") else f"{PREFIX}{n}" for n in net.state_dict()}
     bias = head.bias is not None
     classifier = head if head.out_features == num_classes else nn.Linear(head.in_features, num_classes, bias)
-    model = SplitModel(Encoder([Network(net, name, head)], [nn.Identity()]), nn.Identity(), classifier, dropout).eval()
+    network = Network(net, name, head)
+    model = SplitModel(Encoder([network], [nn.Identity()]), nn.Identity(), classifier, dropout).eval()
     model.own_names = names
     if stem is not None and in_channels == 1 and stem.in_channels == 3:
         model.takes_channels = 3
+    network.note_layout(torch.zeros(2, *image_size, model.takes_channels or in_channels).movedim(-1, 1))
     return model
 
 
@@ -264,9 +279,10 @@ def _import(target: str) -> Any:
     try:
         module = importlib.import_module(package)
     except ModuleNotFoundError as error:
-        line = (
-            f"model.target: {target} needs the package {error.name}, which is not installed. Fix: install it, or check the path"
-        )
+        here = Path(str(error.name).partition(".")[0])
+        is_here = here.is_dir() or here.with_suffix(".py").is_file()
+        fix = "export PYTHONPATH=$PWD" if is_here else "install it, or check the path"
+        line = f"model.target: {target} needs the package {error.name}, which is not installed. Fix: {fix}"
         raise UserError(line) from error
     except Exception as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

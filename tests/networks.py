@@ -32,6 +32,27 @@ class Normed(nn.Sequential):
         super().__init__(nn.Flatten(), normed, nn.ReLU(), nn.Linear(5, num_classes))
 
 
+class View(nn.Module):
+    """Flattens by ``view``, as many networks do, which needs images with channels first in memory."""
+
+    def __init__(self, channels: int = 1, rate: float = 0.5, flag: bool = True):
+        super().__init__()
+        self.dropout, self.flag = rate, flag  # of a layer
+        self.conv, self.drop = nn.Conv2d(channels, 4, 3), nn.Dropout(rate)
+        self.inner, self.fc = nn.Linear(36, 5), nn.Linear(5, 10)
+
+    def forward(self, x):
+        x = F.max_pool2d(self.conv(x).relu(), 2)
+        return self.fc(self.drop(self.inner(x.view(-1, 36)).relu()))
+
+
+class Normalised(nn.Sequential):
+    """Has torch's older weight normalisation, whose weight is a tensor with a graph."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.utils.weight_norm(nn.Linear(64, 5)), nn.ReLU(), nn.Linear(5, 10))
+
+
 class Grey(nn.Module):
     """A network of grey images without buffers. Its arguments make mistakes."""
 
@@ -46,6 +67,8 @@ class Grey(nn.Module):
 
     def forward(self, x):
         x = self.body(x)
+        if self.mistake == "squeezing":
+            x = x.squeeze()
         if self.mistake == "mixing":
             x = x - x.mean(0)
         if self.mistake == "functional":

@@ -229,6 +229,18 @@ def test_what_is_logged_is_beside_what_is_always_there(logged_runs):
     assert (folder / "model.safetensors").read_bytes() == (plain / "model.safetensors").read_bytes()
 
 
+def test_the_deviation_is_that_of_parameters(tmp_path):
+    """Counters of BatchNorm are equal on all clients, and would dominate the cosine."""
+    small = ("model=cnn_bn", "model.channels=[3]", "model.hidden=[8]", "engine=local", "num_clients=4", "num_rounds=1")
+    found = []
+    for buffers in ("average", "local"):
+        asked = ("strategy=fedavg", "participation=full", "partition.min_client_size=20", f"model.buffers={buffers}")
+        run(config_of(*small, *asked, "log=[deviation]", f"output_dir={tmp_path / buffers}"))
+        found.append([row for row in rows(tmp_path / buffers, "metrics") if row[3].startswith("deviation")])
+    assert found[0] == found[1]
+    assert len(found[0]) == 2
+
+
 def test_a_runs_deviation_and_features(logged_runs):
     _, folder, _ = logged_runs
     found = {(int(r[0]), r[3]): float(r[4]) for r in rows(folder, "metrics") if r[2] == "fit"}

@@ -25,6 +25,12 @@ SMALL = (
 )  # fmt: skip
 
 
+def test_the_limits_of_norms_leave_counters_out(tmp_path):
+    many = ("strategy=fedavg", "strategy.local.iterations=200", "engine.max_norm=60", f"output_dir={tmp_path}/run")
+    summary = run(config_of(*SMALL, *many))
+    assert summary["replies_rejected"] == 0
+
+
 def chosen(method, problem, buffers="average", **local):
     return settings_of(method, problem, last_batch="merge", **local) | {"model": NETWORK | {"buffers": buffers}}
 

@@ -55,6 +55,21 @@ def test_a_run_in_chunks_ends_with_its_summary(monkeypatch, tmp_path):
     assert rows == [f"{server_round},{client}" for server_round in (1, 2) for client in range(7)]
 
 
+@pytest.mark.parametrize("buffers", ["frozen", "local", "average"])
+def test_buffers_that_are_not_sent_need_no_single_replies(monkeypatch, buffers):
+    network = ("model=cnn_bn", "model.channels=[2]", "model.hidden=[4]", f"model.buffers={buffers}")
+    config = config_of("num_clients=7", "strategy=fedavg", "partition.min_client_size=20", *network)
+    models = []
+    for size in (7, 2):
+        monkeypatch.setattr(chunks, "CHUNK_CLIENTS", size)
+        workspace = workspace_of(config, dtype=torch.float64)
+        _, strategy = run_strategy(workspace, config, Schedule([range(7), range(1, 6)]), 2)
+        models.append(strategy.model)
+        assert bool(chunks.find_obstacle(strategy)) == (buffers == "average")
+    for name, value in models[0].items():
+        torch.testing.assert_close(value, models[1][name], rtol=1e-6, atol=1e-7)
+
+
 def test_a_strategy_that_needs_all_replies_says_why(monkeypatch):
     _, strategy = run_chunked(monkeypatch, 2, "pmfl")
     assert strategy.chunks is None

@@ -38,6 +38,8 @@ MISTAKES = {
     "strategy.local": ["strategy.local=3"],
     "strategy.local.learning_rate": ["strategy.local.learning_rate=1"],
     "strategy.local.augment[0]": ["strategy=fedrcl strategy.local.augment=[blur]"],
+    "strategy.local.augment": ["strategy=fedrcl strategy.local.augment=[crop,crop]"],
+    "model.channels": ["model=cnn_bn model.channels=[]", "model=cnn1d model.channels=[]"],
     "strategy.local.batch_size": ["strategy.local.batch_size=1.5", "strategy.local.batch_size=0"],
     "strategy.local.optimizer": ["strategy.local.optimizer=lion"],
     "strategy.local.momentum": [
@@ -112,7 +114,7 @@ MISTAKES = {
         *(f"strategy=fedavg attack={name} attack.fraction=1 num_clients=4" for name in ("ipm", "alie")),
         "strategy=fedavg attack=ipm num_clients=10 held_out_clients=2 attack.clients=[0,1,2,3,4,5,6,7]"],
     "attack.clients": [
-        "attack=ipm attack.clients=[50]", "attack=label_flip attack.clients=[-1]",
+        "attack=ipm attack.clients=[50]", "attack=label_flip attack.clients=[-1]", "attack=alie attack.clients=[]",
         "strategy=fedavg attack=label_flip num_clients=10 held_out_clients=2 attack.clients=[0,8]"],
     "attack.fraction": ["attack=alie attack.fraction=1.5", "strategy=fedavg attack=ipm attack.fraction=0.04 num_clients=10"],
     "attack.z": ["attack=alie attack.z=-1"],

@@ -17,12 +17,14 @@ from contrafed.core.randomness import torch_generator
 from contrafed.core.split_model import SplitModel, Stages
 from contrafed.core.trial import (
     find_changed_in_evaluation,
+    find_copy_fault,
     find_inactive,
     find_padding_influence,
     find_training_fault,
     find_uninitialised,
     find_untrained,
     keeping_buffers,
+    lay_out,
     own_name,
     place_outside,
 )
@@ -68,7 +70,7 @@ def build_model(
         if settings.image_size is not None:
             model.image_size = image_size
         if tried:
-            try_model(choice, model, torch.zeros(2, model.takes_channels or in_channels, *image_size))
+            try_model(choice, model, torch.zeros(2, *image_size, model.takes_channels or in_channels).movedim(-1, 1))
     return model
 
 
@@ -197,7 +199,7 @@ def try_model(choice: Choice, model: SplitModel, images: Tensor) -> None:
     try:
         with torch.no_grad(), keeping_buffers(model):
             _check_evaluation(choice, model, "encoder", images)
-            if fault := model.encoder.find_fault(torch.linspace(-1, 1, images.numel()).view_as(images)):
+            if fault := model.encoder.find_fault(lay_out(torch.linspace(-1, 1, images.numel()).view(images.shape), images)):
                 raise UserError(fault)
             encoded = model.encoder(images)
             z = model.projector(encoded)
@@ -207,6 +209,8 @@ def try_model(choice: Choice, model: SplitModel, images: Tensor) -> None:
                 model.one_by_one = find_padding_influence(model, images)
             if _is_own(choice) and not fault:
                 fault = find_inactive(model, images)
+            if (_is_own(choice) or _takes_network(choice)) and not fault:
+                fault = find_copy_fault(model, images)
             untrained = find_untrained(model, images) if _takes_network(choice) and not fault else ""
     except UserError:
         raise

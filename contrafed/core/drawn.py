@@ -101,9 +101,13 @@ def _rate_of(layer: nn.Module) -> float | None:
 
 
 def drops(layer: nn.Module) -> bool:
-    """Return whether a layer draws masks: a dropout layer, or a layer with a dropout rate, such as torch's attention."""
-    rate = layer.p if isinstance(layer, _DropoutNd) else getattr(layer, "dropout", 0)
-    return isinstance(rate, int | float) and rate > 0
+    """Return whether a layer draws masks: a dropout layer, or torch's attention or recurrent layer with a dropout rate.
+
+    Layers of an author are tried, because an attribute of this name need not be a rate that they use.
+    """
+    if isinstance(layer, nn.MultiheadAttention | nn.RNNBase):
+        return layer.dropout > 0
+    return isinstance(layer, _DropoutNd) and layer.p > 0
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
 """Try a network on a few examples: what its forward passes must leave as it is, and whether clients can train as a stack."""
 
 import contextlib
+import copy
+import textwrap
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -154,11 +156,19 @@ def train_once(model: Any, x: Tensor, mask: Tensor) -> Pass:
     return Pass(z.detach()[mask > 0], {name: copies[name].detach() for name in sorted(names)}, assigned, graph)
 
 
+def lay_out(x: Tensor, like: Tensor) -> Tensor:
+    """Return ``x`` (b, ...) as ``like`` is laid out in memory. Images of a run have their channels last there."""
+    if like.dim() != 4 or like.stride(1) != 1:
+        return x
+    count, channels, height, width = x.shape
+    return x.new_empty(count, height, width, channels).movedim(-1, 1).copy_(x)
+
+
 def make_noise(like: Tensor, count: int, start: float = 0.0) -> Tensor:
     """Return ``count`` examples of fixed noise in the form of ``like`` (b, ...). Tokens are 0 and 1."""
     shape = (count, *like.shape[1:])
     numbers = torch.arange(float(torch.Size(shape).numel())).add(start).mul(12.9898).sin().mul(437.5).frac().view(shape)
-    return numbers.to(like) if like.is_floating_point() else (numbers > 0).to(like)
+    return lay_out(numbers.to(like) if like.is_floating_point() else (numbers > 0).to(like), like)
 
 
 def find_training_fault(model: Any, images: Tensor) -> str:
@@ -240,6 +250,19 @@ def find_padding_influence(model: Any, images: Tensor) -> str:
             return f"{own_name(model, name)} learns from a whole batch, which is padded in a stack"
     if differ(one.z, other.z):
         return "examples of a batch have influence on each other in training, and batches are padded in a stack"
+    return ""
+
+
+def find_copy_fault(model: Any, x: Tensor) -> str:
+    """Return why a model cannot be copied after a pass over ``x``, which a run does to evaluate it, empty if it can."""
+    try:
+        with torch.enable_grad():
+            model.represent(x)
+        copy.deepcopy(model)
+    except Exception as error:  # such as of tensors with a graph, or of an open file
+        said = textwrap.shorten(str(error), 100, placeholder="")
+        fix = "torch.nn.utils.parametrizations.weight_norm for weight_norm, or parameters and buffers in place of other tensors"
+        return f"it cannot be copied ({type(error).__name__}: {said}). Fix: {fix}"
     return ""
 
 

@@ -42,6 +42,8 @@ class Attackers:
             if self.fraction and not found:
                 raise UserError(f"attack.fraction={self.fraction:g} of {num_trained} clients makes no attacker")
             return found
+        if not self.clients:
+            raise UserError("attack.clients: the list is empty. Fix: attack=none, or null for attack.fraction of all clients")
         if wrong := [client for client in self.clients if not 0 <= client < num_trained]:
             raise UserError(f"attack.clients: client {wrong[0]} is not in 0..{num_trained - 1}, the clients that may train")
         return tuple(sorted(set(self.clients)))

@@ -23,6 +23,7 @@ from contrafed.data.shifted_partition import ShiftedPartition
 from contrafed.runs.evaluation import evaluating, representations, score, test_examples
 from contrafed.runs.output import RunRecorder
 from contrafed.server.base import FederatedStrategy, Replies
+from contrafed.server.buffers import leave_out
 from contrafed.server.checks import weights_of
 from contrafed.training.workspace import Workspace
 
@@ -45,7 +46,7 @@ class Logged:
         """Write the values of a round's replies into the round."""
         done, log = self.strategy.round, self.run.log
         if "deviation" in log and len(replies):
-            done.metrics["deviation"], done.metrics["deviation_mean"] = deviation(replies.deltas())
+            done.metrics["deviation"], done.metrics["deviation_mean"] = deviation(self._parameter_deltas(replies))
         weights = weights_of(self.strategy) if "weights" in log else None
         if weights is not None:
             clients = np.flatnonzero(np.isfinite(weights) & (self.strategy.population.sizes > 0))
@@ -54,6 +55,10 @@ class Logged:
         if "features" in log and len(replies) and (now % self.run.eval_every == 0 or now == self.run.num_rounds):
             found = [asdict(spread(*self._features(model))) for model in replies.models()]
             done.metrics |= {f"features_{name}": float(np.mean([each[name] for each in found])) for name in found[0]}
+
+    def _parameter_deltas(self, replies: Replies) -> list[Tensors]:
+        """Return each client's update without buffers, whose counters would dominate the cosine."""
+        return [leave_out(delta, self.strategy.buffers) for delta in replies.deltas()]
 
     def _features(self, model: Tensors) -> tuple[np.ndarray, np.ndarray]:
         """Return z (n, D) and labels (n,) of the test images under a client's model."""

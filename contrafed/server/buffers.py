@@ -1,6 +1,6 @@
 """Buffers of the global model. No strategy sees them: they are averaged here, apart from the parameters."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,16 @@ from contrafed.server.replies import Replies, Reply
 def leave_out(model: Tensors, buffers: Collection[str]) -> Tensors:
     """Return the parameters of a model, in a dictionary that a strategy may change."""
     return {name: value for name, value in model.items() if name not in buffers}
+
+
+def are_sent(strategy: Any) -> bool:
+    """Return whether clients upload buffers."""
+    return any(name.partition("/")[2] in strategy.buffers for name in strategy.upload_spec)
+
+
+def list_counters(upload_spec: Mapping[str, tuple[int, ...]], buffers: Collection[str]) -> frozenset[str]:
+    """Return the buffers of a single number in an upload, such as the steps that BatchNorm counts. No norm includes them."""
+    return frozenset(name for name, shape in upload_spec.items() if not shape and name.partition("/")[2] in buffers)
 
 
 def split_replies(replies: Replies, buffers: Collection[str]) -> tuple[Replies, Replies]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from contrafed.core import registry
 from contrafed.core.errors import RunStopped, UserError, nearest
 from contrafed.core.tensors import TYPES, Tensors, format_of, storable
-from contrafed.server.buffers import average_buffers, leave_out, split_replies
+from contrafed.server.buffers import are_sent, average_buffers, leave_out, split_replies
 from contrafed.server.privacy import aggregate_privately
 from contrafed.server.replies import AbsentError, Replies, norm
 
@@ -152,7 +152,7 @@ def next_model(strategy: Any, replies: Replies) -> Tensors:
     """
     name, whole, attributes = type(strategy).__name__, strategy.model, dict(vars(strategy))
     model = leave_out(whole, strategy.buffers)
-    if strategy.buffers:
+    if buffers_sent := are_sent(strategy):
         replies, sent = split_replies(replies, strategy.buffers)
     if strategy.privacy:
         _complete_received(strategy)
@@ -166,7 +166,7 @@ def next_model(strategy: Any, replies: Replies) -> Tensors:
         raise build_stop_error(strategy, fault)
     if fault := _model_fault(model, made):
         raise build_stop_error(strategy, f"{name}.aggregate must return tensors of the model by name: {fault}")
-    if strategy.buffers:
+    if buffers_sent:
         made = made | average_buffers(strategy, sent)
     new = {key: made[key].to(old.dtype) if key in made else old for key, old in whole.items()}
     if not math.isfinite(norm(new.values())):

@@ -13,6 +13,7 @@ from flwr.app import ConfigRecord, Message, MessageType
 from contrafed.core.tensors import Tensors, select_prefix
 from contrafed.core.weighted_sum import weighted_sum
 from contrafed.server import checks
+from contrafed.server.buffers import are_sent
 from contrafed.server.replies import OTHER_PREFIX, Replies, Reply
 
 # Clients of a chunk. A smaller cohort is summed at once. Sums depend on this number by rounding, so it is the same everywhere.
@@ -33,7 +34,7 @@ def find_obstacle(strategy: Any) -> str:
         or not issubclass(_find_definer(kind, "reply_weights"), _find_definer(kind, "aggregate")),
         "aggregation= reads replies one by one": strategy.aggregation is not None,
         "privacy=central clips replies one by one": strategy.privacy is not None,
-        "model.buffers=average has weights of its own": bool(strategy.buffers),
+        "model.buffers=average has weights of its own": are_sent(strategy),
         "late=stale keeps replies one by one": strategy.time is not None and strategy.time.late == "stale",
         "log= reads replies one by one": strategy.on_aggregated is not None,
     }

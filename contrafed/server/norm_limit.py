@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from statistics import median
 
 from contrafed.core.tensors import size_of
-from contrafed.server.replies import Reply, norm
+from contrafed.server.replies import Reply, norm_of
 from contrafed.server.round_log import Round
 
 TOO_LONG = "norm too large beside others"
@@ -19,7 +19,8 @@ class NormLimit:
     """Accepts replies whose joint L2 norm is at most ``ratio`` times the median of recent accepted ones.
 
     Recent are the last ``MAX_KEPT``. While there are fewer than ``MIN_KEPT``, the median is that of the round's own replies.
-    The norm is that of all that a client uploads, prototypes too. An upload no longer than what the client received passes.
+    The norm is that of all that a client uploads, prototypes too, but no counters of BatchNorm. An upload no longer than what
+    the client received passes.
     """
 
     def __init__(self, ratio: float | None) -> None:
@@ -36,7 +37,7 @@ class NormLimit:
         good: list[Reply] = []
         long: list[Reply] = []
         for reply in replies:
-            passes = reply.norm <= limit or reply.norm <= norm(reply.received.values())
+            passes = reply.norm <= limit or reply.norm <= norm_of(reply.received, reply.counters)
             (good if passes else long).append(reply)
         # By partition id, so that the order of arrival counts for nothing.
         self.recent = [*self.recent, *(reply.norm for reply in sorted(good, key=lambda reply: reply.client))][-MAX_KEPT:]

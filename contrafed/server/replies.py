@@ -45,7 +45,8 @@ class Reply:
     num_examples: int
     metrics: dict[str, float]
     received: Tensors = field(default_factory=dict)  # tensors that this client received, NAME/x
-    norm: float = 0.0  # joint L2 norm of the tensors
+    norm: float = 0.0  # joint L2 norm of the tensors, without counters
+    counters: Collection[str] = ()  # names of tensors that no norm includes
 
     def get_tensors(self, name: str) -> Tensors:
         """Return the tensors ``NAME/x`` under the name x. ``model`` and ``delta`` are computed from each other if needed.
@@ -204,6 +205,7 @@ def read_reply(
     num_examples: int,
     max_norm: float | None = None,
     loss_names: Collection[str] = (),
+    counters: Collection[str] = (),
 ) -> Reply:
     """Return a reply's content. Shapes are checked before bytes are read.
 
@@ -215,6 +217,7 @@ def read_reply(
         num_examples: The client's number of examples. Other numbers are rejected, because they change its weight.
         max_norm: The largest joint L2 norm.
         loss_names: Names of losses that the method declares in addition to ``loss``.
+        counters: Names of tensors that the norm leaves out. They grow with the rounds.
 
     Raises:
         ValueError: With the cause of rejection.
@@ -225,7 +228,8 @@ def read_reply(
     found = dict(arrays.items())
     if found.keys() != upload_spec.keys():
         raise ValueError("wrong tensor names")
-    sizes: list[float | None] = [_check_header(found[name], shape) for name, shape in upload_spec.items()]
+    lengths = {name: _check_header(found[name], shape) for name, shape in upload_spec.items()}
+    sizes = [length for name, length in lengths.items() if name not in counters]
     count = metrics.get("num-examples")
     if not isinstance(count, int) or count <= 0:
         raise ValueError("no examples")
@@ -239,7 +243,7 @@ def read_reply(
         raise ValueError("wrong shape")
     known = [found for found in sizes if found is not None]
     size = math.hypot(*known) if len(known) == len(sizes) else math.inf
-    size = size if math.isfinite(size) else norm(tensors.values())
+    size = size if math.isfinite(size) else norm_of(tensors, counters)
     # The model is kept in float32, so a larger double would end the run instead of rejecting the reply.
     whole = math.isfinite(size) and all(t.dtype == torch.float32 or t.float().isfinite().all() for t in tensors.values())
     if not whole or read_divergence(message):
@@ -249,7 +253,7 @@ def read_reply(
     refuse_undeclared(metrics, {"num-examples", "loss", *loss_names})
     numbers = {n: float(v) for n, v in metrics.items() if n != "num-examples" and isinstance(v, (int, float))}
     others = {n: v for n, v in numbers.items() if math.isfinite(v)}
-    return Reply(client, tensors, count, others, received, size)
+    return Reply(client, tensors, count, others, received, size, counters)
 
 
 def refuse_undeclared(names: Iterable[str], declared: Collection[str]) -> None:
@@ -301,6 +305,11 @@ def _check_bytes(array: Array) -> None:
         raise ValueError("wrong shape")
     if len(array.data) - file.tell() != size:
         raise ValueError("malformed content")
+
+
+def norm_of(tensors: Tensors, counters: Collection[str]) -> float:
+    """Return the joint L2 norm of tensors by name, without ``counters``."""
+    return norm(value for name, value in tensors.items() if name not in counters)
 
 
 def norm(tensors: Iterable[Tensor]) -> float:

@@ -46,6 +46,8 @@ class LocalTraining:
                 f"got epochs={self.epochs} iterations={self.iterations}{advice}",
                 "strategy.local.epochs",
             )
+        if twice := [name for name in self.augment if self.augment.count(name) > 1]:
+            raise UserError(f"strategy.local.augment: {twice[0]} is there twice. Fix: once")
 
     def batch_of(self, examples: int) -> int:
         """Return the batch size of a client with ``examples`` examples."""
