@@ -1,4 +1,4 @@
-"""Find keys of a command line that have no effect, because another key turns them off (``OnlyWith``)."""
+"""Find keys of a command line that have no effect, since another key turns them off (``OnlyWith``)."""
 
 import typing
 from collections import Counter
@@ -43,7 +43,7 @@ def _configs_of(group: str, run: Run) -> list[Any]:
 
 
 def _explain(config: Any, parts: list[str]) -> str | None:
-    """Return the setting because of which a key has no effect, empty if it has one, and None if there is no such key."""
+    """Return the setting that turns a key off, empty if none does, and None if there is no such key."""
     hints = typing.get_type_hints(type(config), include_extras=True) if hasattr(config, "__dataclass_fields__") else {}
     if parts[0] not in hints:
         return None
