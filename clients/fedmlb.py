@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from contrafed.core.paper import Paper
-from contrafed.core.schema import OnlyWith, Range
+from contrafed.core.schema import Range
 from contrafed.core.split_model import Features
 from contrafed.training.base import Batch, Client, ClientStack, LocalTraining, Tensors
 from contrafed.training.losses import kl, masked_mean
@@ -20,7 +20,7 @@ class Config:
     local: LocalTraining
     hybrid_weight: Annotated[float, Range(ge=0)]  # lambda_1
     distil_weight: Annotated[float, Range(ge=0)]  # lambda_2
-    temperature: Annotated[float, Range(gt=0), OnlyWith("distil_weight")]  # T
+    temperature: Annotated[float, Range(gt=0)]  # T
 
 
 class FedMLBClient(Client):

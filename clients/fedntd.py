@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contrafed.core.paper import Paper
-from contrafed.core.schema import OnlyWith, Range
+from contrafed.core.schema import Range
 from contrafed.core.split_model import Features
 from contrafed.training.base import Batch, Client, ClientStack, LocalTraining, Tensors
 from contrafed.training.losses import kl, masked_mean, without
@@ -20,7 +20,7 @@ class Config:
     local: LocalTraining
     task_weight: Annotated[float, Range(ge=0)]  # weight of the cross-entropy
     distil_weight: Annotated[float, Range(ge=0)]  # beta
-    temperature: Annotated[float, Range(gt=0), OnlyWith("distil_weight")]  # tau
+    temperature: Annotated[float, Range(gt=0)]  # tau
 
 
 class FedNTDClient(Client):

@@ -24,7 +24,7 @@ class Config:
     penalty_weight: Annotated[float, Range(ge=0), OnlyWith("contrast_weight")]  # beta, in Equation 5
     negative_weight: Annotated[float, Range(gt=0), OnlyWith("contrast_weight")]  # beta, in the released code
     temperature: Annotated[float, Range(gt=0), OnlyWith("contrast_weight")]  # tau
-    threshold: Annotated[float, Range(ge=-1), OnlyWith("contrast_weight"), OnlyWith("penalty_weight")]  # lambda
+    threshold: Annotated[float, Range(ge=-1), OnlyWith("contrast_weight")]  # lambda
     pairs: Annotated[
         Literal["hard", "all"], OnlyWith("contrast_weight")
     ]  # hard: form C, the released code. all: form P, Equation 5

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contrafed.core.paper import Paper
-from contrafed.core.schema import OnlyWith, Range
+from contrafed.core.schema import Range
 from contrafed.core.tensors import add_prefix, select_prefix
 from contrafed.training.base import Batch, Client, ClientStack, LocalTraining, Tensors
 from contrafed.training.losses import cosine, masked_mean
@@ -19,7 +19,7 @@ class Config:
 
     local: LocalTraining
     contrast_weight: Annotated[float, Range(ge=0)]  # mu
-    temperature: Annotated[float, Range(gt=0), OnlyWith("contrast_weight")]  # tau
+    temperature: Annotated[float, Range(gt=0)]  # tau
 
 
 class MoonClient(Client):

@@ -280,7 +280,7 @@ def _import(target: str) -> Any:
         module = importlib.import_module(package)
     except ModuleNotFoundError as error:
         here = Path(str(error.name).partition(".")[0])
-        is_here = here.is_dir() or here.with_suffix(".py").is_file()
+        is_here = "." not in str(error.name) and (here.is_dir() or here.with_suffix(".py").is_file())
         fix = "export PYTHONPATH=$PWD" if is_here else "install it, or check the path"
         line = f"model.target: {target} needs the package {error.name}, which is not installed. Fix: {fix}"
         raise UserError(line) from error

@@ -104,6 +104,16 @@ def replies(*norms, received=1.0):
     return [Reply(client, {}, 1, {}, {"model/w": torch.tensor([received])}, norm) for client, norm in enumerate(norms)]
 
 
+@pytest.mark.parametrize("group", ["model", "delta"])
+def test_counters_are_in_no_norm(group):
+    counter = "encoder.norm.num_batches_tracked"
+    limit = NormLimit(10, {counter})
+    received = {"model/w": torch.ones(1), f"model/{counter}": torch.tensor(20000.0)}
+    sizes = (1.0, 1.0, 1.0, 14000.0)
+    found = [Reply(k, {f"{group}/w": torch.tensor([size])}, 1, {}, received, size) for k, size in enumerate(sizes)]
+    assert [reply.client for reply in limit.accept(found)[1]] == [3]
+
+
 def list_rejected(limit, *norms, **how):
     return [reply.norm for reply in limit.accept(replies(*norms, **how))[1]]
 

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from helpers import METHODS, Schedule, Through, digits_run, run_strategy, same, workspace_of
 from tiny import tiny_workspace, train_message
@@ -266,14 +266,26 @@ def test_a_reply_beyond_the_norm_bound_is_rejected():
     _, strategy = digits_run("pmfl", 1, clients=2)
     sent = Message(RecordDict(), FIRST_NODE_ID, MessageType.TRAIN)
     tensors = {name: torch.ones(s) for name, s in strategy.upload_spec.items()}
-    from flwr.app import MetricRecord
-
     reply = Message(
         RecordDict({"arrays": codec.to_record(tensors), "metrics": MetricRecord({"num-examples": 1})}), reply_to=sent
     )
     with pytest.raises(ValueError, match="norm too large"):
         read_reply(0, reply, strategy.upload_spec, {}, 1, 1e-6)
     assert read_reply(0, reply, strategy.upload_spec, {}, 1, 1e6).client == 0
+
+
+@pytest.mark.parametrize("value", [7.0, float("nan"), float("inf")])
+def test_a_counter_is_in_no_norm_and_finite(value):
+    sent = Message(RecordDict(), FIRST_NODE_ID, MessageType.TRAIN)
+    tensors = {"model/w": torch.ones(2), "model/norm.num_batches_tracked": torch.tensor(value)}
+    numbers = MetricRecord({"num-examples": 1})
+    reply = Message(RecordDict({"arrays": codec.to_record(tensors), "metrics": numbers}), reply_to=sent)
+    asked = {name: tuple(tensor.shape) for name, tensor in tensors.items()}, {}, 1, 2.0, (), ("norm.num_batches_tracked",)
+    if value == 7:
+        assert read_reply(0, reply, *asked).norm == pytest.approx(2**0.5)
+    else:
+        with pytest.raises(ValueError, match="finite"):
+            read_reply(0, reply, *asked)
 
 
 def test_rounds_with_nobody_and_empty_clients_pass():

@@ -291,8 +291,25 @@ def test_clients_that_are_never_available_are_counted(tmp_path, capsys):
     shape = ("engine=local", "num_clients=4", "num_rounds=1", "model=mlp", "strategy=fedavg", f"output_dir={tmp_path}/run")
     run(config_of(*shape, "participation=trace", f"participation.path={file}"))
     assert "2 of 4 clients are never available" in capsys.readouterr().out
-    assert make("bernoulli", floor=0.0).num_never_available == int((make("bernoulli", floor=0.0).p == 0).sum())
-    assert make("full").num_never_available == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("full", {}),
+        ("uniform", {}),
+        ("round_robin", {"active": 2, "step": 5}),
+        ("cyclic", {"variant": "fedau", "floor": 0.0}),
+        ("markovian", {"chain": "paper", "floor": 0.0}),
+        ("bernoulli", {"floor": 0.0}),
+    ],
+)
+def test_their_number_is_that_of_many_rounds(name, changes):
+    pattern = make(name, num_clients=20, **changes)
+    seen = set().union(*(pattern.participants(server_round).tolist() for server_round in range(1, 400)))
+    assert pattern.num_never_available <= 20 - len(seen)
+    if name == "round_robin":
+        assert pattern.num_never_available == 20 - len(seen) == 12
 
 
 def test_trace(tmp_path):

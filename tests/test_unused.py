@@ -27,6 +27,15 @@ def test_a_rule_keeps_the_types_and_bounds_of_its_key():
         build(Config, {"kind": "a", "width": 0, "depth": None}, "")
 
 
+def test_a_rule_about_a_key_that_is_not_there_is_one_line():
+    @dataclass(frozen=True)
+    class Wrong:
+        width: Annotated[int, OnlyWith("knid")]
+
+    with pytest.raises(UserError, match="knid"):
+        build(Wrong, {"width": 1}, "")
+
+
 def find(*lines):
     return [line.partition(":")[0] for line in find_unused(lines, resolve(config_of(*lines)))]
 

@@ -30,7 +30,7 @@ from contrafed.data.clock import make_clock
 from contrafed.data.participation import make_participation, pattern_class_of
 from contrafed.server.aggregation import make_aggregation
 from contrafed.server.base import FederatedStrategy, Population, strategy_class_of
-from contrafed.server.buffers import leave_out
+from contrafed.server.buffers import leave_out, list_counters
 from contrafed.server.checks import broadcast, eval_model_fault, refuse_edits, sent_fault, state_fault
 from contrafed.server.norm_limit import NormLimit
 from contrafed.server.privacy import count_protected_kinds
@@ -160,7 +160,7 @@ def build_strategy(
                 num_rounds=num_rounds,
                 seed=run.seed,
                 max_norm=run.engine.config.max_norm,
-                norm_limit=make_norm_limit(run),
+                norm_limit=make_norm_limit(run, model),
                 min_replies=run.min_replies,
                 num_local_steps=num_local_steps,
                 after_training=run.evaluate_after == "local_training",
@@ -178,10 +178,10 @@ def build_strategy(
     return built
 
 
-def make_norm_limit(run: Run) -> NormLimit:
+def make_norm_limit(run: Run, model: SplitModel) -> NormLimit:
     """Return the limit on norms relative to other uploads. Central privacy has none: its clip bounds every upload."""
-    ratio = run.engine.config.max_norm_ratio
-    return NormLimit(None if isinstance(run.privacy.config, central.Config) else ratio)
+    ratio = None if isinstance(run.privacy.config, central.Config) else run.engine.config.max_norm_ratio
+    return NormLimit(ratio, list_counters(model.buffer_names))
 
 
 def check_strategy(run: Run, strategy: FederatedStrategy, initial: Tensors) -> None:

@@ -3,10 +3,11 @@
 import typing
 from collections import Counter
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from contrafed.config.run_config import GROUPS, SERVER_GROUPS, Run
-from contrafed.core.schema import OnlyWith
+from contrafed.core.schema import rules_of
 
 
 def warn_of_unused(jobs: Iterable[tuple[Iterable[str], Run]]) -> list[str]:
@@ -44,13 +45,19 @@ def _configs_of(group: str, run: Run) -> list[Any]:
 
 def _explain(config: Any, parts: list[str]) -> str | None:
     """Return the setting that turns a key off, empty if none does, and None if there is no such key."""
-    hints = typing.get_type_hints(type(config), include_extras=True) if hasattr(config, "__dataclass_fields__") else {}
+    hints = _read_hints(config.__class__)
     if parts[0] not in hints:
         return None
     if parts[1:]:
         return _explain(getattr(config, parts[0]), parts[1:])
-    rules = [rule for rule in getattr(hints[parts[0]], "__metadata__", ()) if isinstance(rule, OnlyWith)]
+    rules = rules_of(hints[parts[0]])
     return next((f"{rule.key}={_format(getattr(config, rule.key))}" for rule in rules if not rule.holds(config)), "")
+
+
+@cache
+def _read_hints(kind: Any) -> dict[str, Any]:
+    """Return the types of a dataclass's keys, empty for another class."""
+    return typing.get_type_hints(kind, include_extras=True) if hasattr(kind, "__dataclass_fields__") else {}
 
 
 def _format(value: Any) -> str:

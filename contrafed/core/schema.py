@@ -71,6 +71,11 @@ class OnlyWith:
         return value in self.values if self.values else bool(value)
 
 
+def rules_of(hint: Any) -> list[OnlyWith]:
+    """Return the rules ``OnlyWith`` of a type hint."""
+    return [rule for rule in getattr(hint, "__metadata__", ()) if isinstance(rule, OnlyWith)]
+
+
 def build(cls: type[T], values: Mapping[str, Any], where: str, ignore: frozenset[str] = frozenset()) -> T:
     """Return ``cls(**values)`` after checking names, types and ranges.
 
@@ -86,6 +91,10 @@ def build(cls: type[T], values: Mapping[str, Any], where: str, ignore: frozenset
     prefix = f"{where}." if where else ""
     hints = typing.get_type_hints(cls, include_extras=True)
     fields = {f.name: hints[f.name] for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for name, hint in fields.items():
+        for rule in rules_of(hint):
+            if rule.key not in fields:
+                raise UserError(f"{prefix}{name}: OnlyWith names {rule.key}, which {cls.__name__} does not have")
     for key in values:
         if key not in fields and key not in ignore:
             raise unknown(f"{where} key" if where else "key", str(key), fields)

@@ -110,9 +110,6 @@ def raw(tensor: Tensor) -> memoryview:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-# Mode of files that their owner alone reads.
-
-
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, mode: int = 0o666) -> None:
     """Write a safetensors file.
 

@@ -255,9 +255,9 @@ def find_padding_influence(model: Any, images: Tensor) -> str:
 
 def find_copy_fault(model: Any, x: Tensor) -> str:
     """Return why a model cannot be copied after a pass over ``x``, which a run does to evaluate it, empty if it can."""
+    with torch.enable_grad():
+        model.represent(x)
     try:
-        with torch.enable_grad():
-            model.represent(x)
         copy.deepcopy(model)
     except Exception as error:  # such as of tensors with a graph, or of an open file
         said = textwrap.shorten(str(error), 100, placeholder="")

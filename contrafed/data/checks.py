@@ -5,6 +5,7 @@ import copy
 import itertools
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,14 @@ def split_of(choice: Choice, draw: Any) -> list[np.ndarray]:
         UserError: If it returns something else, or if it draws from a shared generator. Another job or a resumed run would then
             get other clients.
     """
-    said, before, again = said_of(choice, "split"), _shared_generators(), copy.deepcopy(draw) if _is_own(choice) else None
+    said, before, again = said_of(choice, "split"), _shared_generators(), replace(draw, rng=copy.deepcopy(draw.rng))
     with own_code(choice, "split"):
         found = choice.module.split(choice.config, draw)
     if moved := [name for name, state in _shared_generators().items() if state != before[name]]:
         raise UserError(f"{said} the same parts whenever it is asked: it draws from {moved[0]}, not from draw.rng")
     parts = _check_parts(found, draw.num_clients, len(draw.y), said, "draw.y")
     check_distinct(parts, said)
-    if again is not None:
+    if _is_own(choice):
         with own_code(choice, "split"):
             repeated = choice.module.split(choice.config, again)
         _check_repeated(parts, _check_parts(repeated, draw.num_clients, len(draw.y), said, "draw.y"), said)
@@ -51,21 +52,26 @@ def explicit_of(choice: Choice, test: np.ndarray, num_clients: int) -> tuple[lis
     Raises:
         UserError: If the partition's ``explicit`` returns something else.
     """
-    with own_code(choice, "explicit"):
-        found = choice.module.explicit(choice.config, test, num_clients)
     said = said_of(choice, "explicit")
-    if not isinstance(found, tuple) or len(found) != 2:
-        raise UserError(f"{said} training parts and test parts, or None for these, as a pair; got {type(found).__name__}")
-    train = _check_parts(found[0], num_clients, len(test), said, "all images")
-    own = None if found[1] is None else _check_parts(found[1], num_clients, len(test), said, "all images")
+    train, own = _ask_explicit(choice, test, num_clients, said)
     check_distinct(train if own is None else [np.concatenate(both) for both in zip(train, own, strict=True)], said)
     for client, part in enumerate(train):
         _check_trained(part, test, said, client)
     if _is_own(choice):
-        with own_code(choice, "explicit"):
-            repeated = choice.module.explicit(choice.config, test, num_clients)
-        _check_repeated([*train, *(own or [])], [*repeated[0], *(repeated[1] or [])], said)
+        again = _ask_explicit(choice, test, num_clients, said)
+        _check_repeated([*train, *(own or [])], [*again[0], *(again[1] or [])], said)
     return train, own
+
+
+def _ask_explicit(
+    choice: Choice, test: np.ndarray, num_clients: int, said: str
+) -> tuple[list[np.ndarray], list[np.ndarray] | None]:
+    with own_code(choice, "explicit"):
+        found = choice.module.explicit(choice.config, test, num_clients)
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise UserError(f"{said} training parts and test parts, or None for these, as a pair; got {type(found).__name__}")
+    train = _check_parts(found[0], num_clients, len(test), said, "all images")
+    return train, None if found[1] is None else _check_parts(found[1], num_clients, len(test), said, "all images")
 
 
 def check_lazy(choice: Choice, partition: Any, test: np.ndarray, make: Callable[[], Any]) -> None:
@@ -108,7 +114,7 @@ def _is_own(choice: Choice) -> bool:
 
 def _check_repeated(parts: Sequence[np.ndarray], again: Sequence[np.ndarray], said: str) -> None:
     """Raise ``UserError`` if parts differ when they are asked for again. A resumed run would then have other clients."""
-    if not all(np.array_equal(one, two) for one, two in zip(parts, again, strict=True)):
+    if len(parts) != len(again) or not all(map(np.array_equal, parts, again)):
         fix = "Fix: no generator without a given seed"
         raise UserError(f"{said} the same parts whenever it is asked, and returned other ones. {fix}")
 

@@ -28,10 +28,14 @@ def fingerprint_images(data: Any) -> str:
 
 
 def fingerprint_run(images: str, *choices: Choice) -> str:
-    """Return the fingerprint of a run: of its ``images``, and of the files of its partition, participation and clock."""
+    """Return the fingerprint of a run: of its ``images``, and of the files of its partition, participation and clock.
+
+    A module's ``REVISION`` counts too. It changes if the same settings give other examples than before.
+    """
     paths = [getattr(choice.config, "path", None) for choice in choices]
     files = [Path(path).expanduser() for path in paths if isinstance(path, str)]
     contents = [file.read_bytes() for file in files if file.is_file()]
+    contents += [f"{choice.name} {choice.module.REVISION}".encode() for choice in choices if hasattr(choice.module, "REVISION")]
     if not contents:
         return images
     return hashlib.sha256(b"\n".join([images.encode(), *contents])).hexdigest()[:LENGTH]

@@ -144,7 +144,8 @@ class Participation:
             raise UserError(f"{wanted}, got {got}")
         if not ((presence >= 0) & (presence <= 1)).all():
             raise UserError(f"{wanted}, got {presence.min()} to {presence.max()}")
-        return presence * (1.0 if self.asked is None else self._num_asked / self._num_candidates) * (1 - self.config.loss_rate)
+        selected = 1.0 if self.asked is None else self._num_asked / max(self._num_candidates, 1)
+        return presence * selected * (1 - self.config.loss_rate)
 
     @property
     def _num_candidates(self) -> int:
@@ -158,7 +159,8 @@ class Participation:
     @property
     def num_never_available(self) -> int:
         """The number of clients that are available in no round, as far as it is known."""
-        return 0 if self.probabilities is None else int((self.probabilities == 0).sum())
+        presence = None if self.everyone else self.presence()
+        return 0 if presence is None else int((presence == 0).sum())
 
     def loses(self, server_round: int, client: int) -> bool:
         """Return whether a client's reply of a round is lost on its way back. The lost share is ``loss_rate``.

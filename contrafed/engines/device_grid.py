@@ -28,6 +28,7 @@ from contrafed.training.workspace import Workspace
 
 # Seconds between two queries of Flower's inbox.
 POLL_SECONDS = 1.0
+LAST_SECONDS = 0.2  # between the last look for replies and the end of their time
 
 
 class DeviceGrid:
@@ -162,16 +163,15 @@ class DeviceGrid:
             ends: A time of ``time.monotonic``.
         """
         replies, partitions = list[Message](), self._partitions()
-        while waiting:
-            last = time.monotonic() >= ends  # a reply that came while this slept is in time
+        while waiting and time.monotonic() < ends:
             for identifier, message in list(waiting.items()):
                 if found := self.superlink.ask(partial(self._pull, identifier, message), ends, list[Message]()):
                     self._hear(message, found[0], partitions)
                     replies += found
                     del waiting[identifier]
-            if last or not waiting:
-                break
-            time.sleep(min(POLL_SECONDS, max(ends - time.monotonic(), 0.0)))
+            if waiting:  # the last look is shortly before the end, because Flower drops messages then
+                left = ends - time.monotonic()
+                time.sleep(min(POLL_SECONDS, max(left - LAST_SECONDS, LAST_SECONDS)))
         return replies
 
     def _push(self, messages: list[Message], timeout: float | None, ends: float) -> tuple[dict[str, Message], list[Message]]:

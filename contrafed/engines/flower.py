@@ -93,16 +93,14 @@ class FlowerGrid(SimulatedGrid):
     def receive(self, waiting: dict[str, Message], ends: float) -> list[Message]:
         """Wait for the replies to ``waiting`` messages, until ``ends`` of ``time.monotonic``. Remove those that have one."""
         replies = list[Message]()
-        while waiting:
-            last = time.monotonic() >= ends  # a reply that came while this slept is in time
+        while waiting and time.monotonic() < ends:
             self._check()
             found = list(self.grid.pull_messages(waiting))
             replies += found
             for reply in found:
                 waiting.pop(reply.metadata.reply_to_message_id, None)
-            if last or not waiting:
-                break
-            time.sleep(min(POLL_SECONDS, max(ends - time.monotonic(), 0.0)))
+            if waiting:
+                time.sleep(POLL_SECONDS)
         return replies
 
     def members(self, run: ClientRun, federation: Federation, places: Mapping[str, str]) -> Members:

@@ -18,7 +18,7 @@ from contrafed.training.workspace import Workspace
 
 # A client with more of all examples is warned of.
 LARGE_SHARE = 0.5
-# With more examples that no client has, in relation to those of the clients, a line says it.
+# With a larger share of the training examples that no client has, a line says it.
 LARGE_REST = 0.01
 
 
@@ -49,11 +49,14 @@ def said_of_small(workspace: Workspace) -> str:
 
 def said_of_undealt(workspace: Workspace) -> str:
     """Return a line about clients without training examples and about examples without a client, if nothing else says it."""
-    partition, sizes = workspace.federation.partition, workspace.federation.partition.sizes
-    empty, lines = int((sizes == 0).sum()), []
+    partition, data = workspace.federation.partition, workspace.federation.data
+    empty, lines = int((partition.sizes == 0).sum()), list[str]()
+    if workspace.run.partition.name == "own":  # clients have examples that the server does not see
+        return ""
     if empty and not partition.small.clients:
-        lines.append(f"{empty} of {len(sizes)} clients have no training examples and never take part")
-    if partition.undealt > LARGE_REST * sizes.sum() and partition.owners is None and not partition.small.dropped:
+        lines.append(f"{empty} of {partition.num_clients} clients have no training examples and never train")
+    many = partition.undealt > LARGE_REST * float((~data.held_out).sum())
+    if many and partition.owners is None and not partition.small.dropped:
         lines.append(f"{partition.undealt} training examples belong to no client")
     return "; ".join(lines)
 

@@ -21,7 +21,7 @@ from contrafed.data.participation import Participation
 from contrafed.server import checks, chunks
 from contrafed.server.aggregation import Aggregation
 from contrafed.server.attributes import Attributes, PlannedRounds
-from contrafed.server.buffers import leave_out, list_counters
+from contrafed.server.buffers import leave_out
 from contrafed.server.norm_limit import NormLimit
 from contrafed.server.replies import Replies, Reply, largest, read_divergence, read_reply
 from contrafed.server.round_log import Population, Round
@@ -99,7 +99,6 @@ class FederatedStrategy(Strategy):
         self.shared_names = [
             n.removeprefix("model/") for n in self.broadcast_spec if n.startswith("model/") and n[6:] not in self.buffers
         ]
-        self.counters = list_counters(self.upload_spec, self.buffers)
         local_buffers = getattr(model, "buffers_are", "") == "local"
         self.personal = after_training or client_class.is_personal(client_config) or local_buffers
         names = {name for name, _ in model.named_parameters()} | self.buffers
@@ -379,9 +378,10 @@ class FederatedStrategy(Strategy):
             if self.participation.loses(self.round.server_round, client):
                 self.round.lost += 1
                 continue
-            size, limits = int(self.population.sizes[client]), (self.max_norm, self.client_class.loss_names, self.counters)
+            size, received = int(self.population.sizes[client]), self.received[client]
+            rules = self.max_norm, self.client_class.loss_names, self.norm_limit.counters
             try:
-                reply = read_reply(client, message, self.upload_spec, self.received[client], size, *limits)
+                reply = read_reply(client, message, self.upload_spec, received, size, *rules)
             except ValueError as error:
                 self.round.reject(client, str(error), read_divergence(message))
             else:

@@ -1,6 +1,6 @@
 """Buffers of the global model. No strategy sees them: they are averaged here, apart from the parameters."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +8,8 @@ import numpy as np
 
 from contrafed.core.tensors import Tensors
 from contrafed.server.replies import Replies, Reply
+
+COUNTER = "num_batches_tracked"  # BatchNorm's name
 
 
 def leave_out(model: Tensors, buffers: Collection[str]) -> Tensors:
@@ -20,9 +22,9 @@ def are_sent(strategy: Any) -> bool:
     return any(name.partition("/")[2] in strategy.buffers for name in strategy.upload_spec)
 
 
-def list_counters(upload_spec: Mapping[str, tuple[int, ...]], buffers: Collection[str]) -> frozenset[str]:
-    """Return the buffers of a single number in an upload, such as the steps that BatchNorm counts. No norm includes them."""
-    return frozenset(name for name, shape in upload_spec.items() if not shape and name.partition("/")[2] in buffers)
+def list_counters(buffers: Collection[str]) -> frozenset[str]:
+    """Return BatchNorm's numbers of steps among a model's buffers. No norm includes them, since they grow with the rounds."""
+    return frozenset(name for name in buffers if name.endswith(COUNTER))
 
 
 def split_replies(replies: Replies, buffers: Collection[str]) -> tuple[Replies, Replies]:

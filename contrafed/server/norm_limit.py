@@ -1,7 +1,7 @@
 """A limit on the norm of an upload relative to other uploads, so that one finite reply cannot ruin a run."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from statistics import median
 
 from contrafed.core.tensors import size_of
@@ -23,9 +23,14 @@ class NormLimit:
     the client received passes.
     """
 
-    def __init__(self, ratio: float | None) -> None:
-        """``ratio``: None for no limit."""
-        self.ratio = math.inf if ratio is None else ratio
+    def __init__(self, ratio: float | None, counters: Collection[str] = ()) -> None:
+        """Limit norms.
+
+        Args:
+            ratio: None for no limit.
+            counters: Names of the model's tensors that no norm includes.
+        """
+        self.ratio, self.counters = math.inf if ratio is None else ratio, counters
         self.recent: list[float] = []  # a checkpoint brings it back
 
     def accept(self, replies: Iterable[Reply]) -> tuple[list[Reply], list[Reply]]:
@@ -37,7 +42,7 @@ class NormLimit:
         good: list[Reply] = []
         long: list[Reply] = []
         for reply in replies:
-            passes = reply.norm <= limit or reply.norm <= norm_of(reply.received, reply.counters)
+            passes = reply.norm <= limit or reply.norm <= norm_of(reply.received, self.counters)
             (good if passes else long).append(reply)
         # By partition id, so that the order of arrival counts for nothing.
         self.recent = [*self.recent, *(reply.norm for reply in sorted(good, key=lambda reply: reply.client))][-MAX_KEPT:]

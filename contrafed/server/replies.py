@@ -46,7 +46,6 @@ class Reply:
     metrics: dict[str, float]
     received: Tensors = field(default_factory=dict)  # tensors that this client received, NAME/x
     norm: float = 0.0  # joint L2 norm of the tensors, without counters
-    counters: Collection[str] = ()  # names of tensors that no norm includes
 
     def get_tensors(self, name: str) -> Tensors:
         """Return the tensors ``NAME/x`` under the name x. ``model`` and ``delta`` are computed from each other if needed.
@@ -217,7 +216,7 @@ def read_reply(
         num_examples: The client's number of examples. Other numbers are rejected, because they change its weight.
         max_norm: The largest joint L2 norm.
         loss_names: Names of losses that the method declares in addition to ``loss``.
-        counters: Names of tensors that the norm leaves out. They grow with the rounds.
+        counters: Names of tensors, without their groups, that the norm leaves out. They grow with the rounds.
 
     Raises:
         ValueError: With the cause of rejection.
@@ -229,7 +228,7 @@ def read_reply(
     if found.keys() != upload_spec.keys():
         raise ValueError("wrong tensor names")
     lengths = {name: _check_header(found[name], shape) for name, shape in upload_spec.items()}
-    sizes = [length for name, length in lengths.items() if name not in counters]
+    sizes = [length for name, length in lengths.items() if name.partition("/")[2] not in counters]
     count = metrics.get("num-examples")
     if not isinstance(count, int) or count <= 0:
         raise ValueError("no examples")
@@ -245,7 +244,8 @@ def read_reply(
     size = math.hypot(*known) if len(known) == len(sizes) else math.inf
     size = size if math.isfinite(size) else norm_of(tensors, counters)
     # The model is kept in float32, so a larger double would end the run instead of rejecting the reply.
-    whole = math.isfinite(size) and all(t.dtype == torch.float32 or t.float().isfinite().all() for t in tensors.values())
+    checked = [t for n, t in tensors.items() if t.dtype != torch.float32 or n.partition("/")[2] in counters]  # by no norm
+    whole = math.isfinite(size) and all(t.float().isfinite().all() for t in checked)
     if not whole or read_divergence(message):
         raise ValueError(NOT_FINITE)
     if max_norm is not None and size > max_norm:
@@ -253,7 +253,7 @@ def read_reply(
     refuse_undeclared(metrics, {"num-examples", "loss", *loss_names})
     numbers = {n: float(v) for n, v in metrics.items() if n != "num-examples" and isinstance(v, (int, float))}
     others = {n: v for n, v in numbers.items() if math.isfinite(v)}
-    return Reply(client, tensors, count, others, received, size, counters)
+    return Reply(client, tensors, count, others, received, size)
 
 
 def refuse_undeclared(names: Iterable[str], declared: Collection[str]) -> None:
@@ -308,8 +308,8 @@ def _check_bytes(array: Array) -> None:
 
 
 def norm_of(tensors: Tensors, counters: Collection[str]) -> float:
-    """Return the joint L2 norm of tensors by name, without ``counters``."""
-    return norm(value for name, value in tensors.items() if name not in counters)
+    """Return the joint L2 norm of tensors GROUP/NAME, without those whose NAME is one of ``counters``."""
+    return norm(value for name, value in tensors.items() if name.partition("/")[2] not in counters)
 
 
 def norm(tensors: Iterable[Tensor]) -> float:

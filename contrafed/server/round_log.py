@@ -81,7 +81,7 @@ class Round:
             self.notes.append(f"client {client} begins with an empty client state: {codec.words(about['state-lost'])}")
         (forgetful.add if lost and evaluating else forgetful.discard)(client)
         if codec.NOTE in about:
-            self.notes.append(f"client {client}: {codec.words(about[codec.NOTE])}")
+            self.notes.append(codec.words(about[codec.NOTE]))
 
     def reject(self, client: int, cause: str, diverged: str = "") -> None:
         """Count a rejected reply. ``diverged`` is the client's report of a loss or weights that are not finite."""

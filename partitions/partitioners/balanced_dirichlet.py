@@ -16,6 +16,7 @@ class Config(Common):
     alpha: Annotated[float, Range(gt=0)]
 
 
+REVISION = 2  # since examples are in ascending order
 # Another draw cannot make a client larger.
 RANDOM_SIZES = False
 
