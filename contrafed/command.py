@@ -37,6 +37,7 @@ from contrafed.core.stdio import outliving
 from contrafed.runs.launch import (
     check_objective,
     find_folder,
+    find_named_folder,
     note_missing,
     print_other_jobs,
     print_unused,
@@ -48,6 +49,7 @@ from contrafed.runs.output import print_summary, quiet_libraries, versions
 from contrafed.runs.output.folder import hold_folder
 from contrafed.runs.setup import check_latest
 
+TAKE_VALUES = ("--config-dir", "-cd")  # options whose value may be an own argument
 INTERRUPTED_STATUS = 130  # exit status after Ctrl-C
 
 
@@ -123,9 +125,10 @@ def main() -> int:
         if "--version" in arguments:
             print(f"contrafed {versions()['contrafed']}")
             return 0
-        if arguments[:1] == ["check"]:
+        if "check" in arguments[:1] or ("check" in arguments and arguments[arguments.index("check") - 1] not in TAKE_VALUES):
             quiet_libraries(False)
-            return check_command(arguments[1:])
+            arguments.remove("check")
+            return check_command(arguments)
         asked = read_arguments(arguments)
         if asked.help:
             print(help_text(asked.config_dir))
@@ -135,7 +138,7 @@ def main() -> int:
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup: the terminal may be closed
             signal.signal(signal.SIGHUP, _interrupt)
         run = {} if asked.hydra_help or asked.shell_completion else check_arguments(asked)
-        note_missing(Path(run.get("output_dir", ".")))
+        note_missing(find_named_folder(asked.overrides) or Path(run.get("output_dir", ".")))
         return start_hydra(order_arguments(arguments, asked))
     except KeyboardInterrupt:
         print("interrupted: what was finished, if anything, is in the run's folder", file=sys.stderr)

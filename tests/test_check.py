@@ -91,6 +91,27 @@ def test_a_mistake_is_found_at_its_line(mistake, author):
         assert "Fix: " in said[0]
 
 
+@pytest.mark.parametrize("code", ["return self.mean(model, replies)", "return replies.mean('model', replies.num_examples)"])
+def test_a_right_strategy_passes(author, code):
+    config, _ = author(Mistake("right", "strategy", "", False, code))
+    assert {name: text for name, result, text in check_run(resolve(config)) if result != "ok"} == {}
+
+
+def test_what_a_run_refuses_is_found_too(author, expect_error):
+    body = "return self.mean(model, replies)\n\n    def eval_model(self, model):\n        return {'classifier': 0}"
+    config, _ = author(Mistake("wrong", "strategy", "", False, body))
+    failed = {name: text for name, result, text in check_run(resolve(config)) if result == "failed"}
+    assert "eval_model" in failed["two rounds run with the strategy"]
+    with expect_error("strategy.local.batch_size"):
+        list(check_run(resolve(config_of("strategy=fedavg", "model=cnn_bn", "strategy.local.batch_size=1"))))
+
+
+def test_check_may_stand_after_an_option(call_command, author, tmp_path):
+    author(by_name("a branch"))
+    done = call_command(f"--config-dir={tmp_path}/yamls", "check", "strategy=mine", "model=mlp", "model.hidden=[6]")
+    assert (done.returncode, "checks in" in done.stdout) == (1, True)
+
+
 def test_at_least_thirty_mistakes_are_written_down():
     assert len(MISTAKES) >= 30
     assert [mistake.name for mistake in MISTAKES if not mistake.check] == NOT_FOUND

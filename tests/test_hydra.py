@@ -114,6 +114,16 @@ def test_an_objective_that_no_run_has_is_refused_before_the_run(name, tmp_path, 
         check_objective(run)
 
 
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [("simulated_time", "clock=lognormal"), ("epsilon", "privacy=central"), ("rounds_to_target", "target_accuracy=0.5")],
+)
+def test_an_objective_that_needs_another_setting_is_refused_without_it(name, setting, expect_error):
+    with expect_error("objective"):
+        check_objective(resolve(config_of("strategy=fedavg", f"objective={name}")))
+    check_objective(resolve(config_of("strategy=fedavg", f"objective={name}", setting)))
+
+
 def test_every_accuracy_of_the_results_may_be_an_objective():
     for name in ("pmfl-table1", "mpfedcon-table1", "digits"):
         for found in load(ROOT / "results" / f"{name}.csv"):
@@ -175,6 +185,39 @@ def test_hydras_folders(call_command, tmp_path, monkeypatch):
     assert call_command("-m", "hydra/sweeper=basic", *QUICK_RUN, "seed=0", subdir, "hydra.sweep.dir=basic").returncode == 0
     assert (tmp_path / "basic" / "job0" / "summary.json").is_file()
     assert {path.name for path in tmp_path.iterdir()} == {"here", "there", "basic"}
+
+
+def test_a_job_in_another_folder_keeps_its_whole_path(call_command, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert call_command("-m", *QUICK_RUN, "seed=0", f"output_dir={tmp_path}/there").returncode == 0
+    stored = yaml.safe_load((tmp_path / "there" / "0" / "config.yaml").read_text())
+    assert stored["output_dir"] == f"{tmp_path}/there/0"
+
+
+@pytest.mark.parametrize("key", ["output_dir", "hydra.run.dir"])
+def test_a_mistake_leaves_the_folders_that_were_there_and_no_others(call_command, tmp_path, key):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "bad.npz").write_text("no npz")
+    wrong = (*QUICK_RUN, "strategy=fedavg", "dataset=npz", f"dataset.path={tmp_path}/bad.npz")
+    assert call_command(*wrong, f"{key}={tmp_path}/mine").returncode == 2
+    assert (tmp_path / "mine").is_dir()
+    assert call_command(*wrong, f"{key}={tmp_path}/new/inner").returncode == 2
+    assert not (tmp_path / "new").exists()
+
+
+def test_hydras_plus_may_stand_before_a_choice(call_command):
+    shown = [call_command(f"{sign}experiment=digits", "--cfg", "job") for sign in ("+", "")]
+    assert shown[0].returncode == 0
+    assert shown[0].stdout.replace("+experiment", "experiment") == shown[1].stdout
+
+
+def test_a_home_folder_is_found_after_an_equals_sign(call_command, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "yamls" / "strategy").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert call_command(*QUICK_RUN, "--config-dir=~/yamls", "hydra.run.dir=here").returncode == 0
+    assert call_command("-m", *QUICK_RUN, "--config-dir=~/yamls", "seed=0", "output_dir=there").returncode == 0
 
 
 def test_hydras_ways_to_list_values(call_command, tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from test_external_package import CLIENT, METHOD, RULE, write
 from torch import nn
 from torchvision.datasets import FakeData
 
-from contrafed.config.compose import compose_job
+from contrafed.config.compose import compose_job, composition
 from contrafed.config.run_config import resolve
 from contrafed.core.build import build_model
 from contrafed.core.client_run import choose
@@ -28,7 +28,6 @@ from contrafed.data.partition import Partition
 from contrafed.models import mlp
 from contrafed.partitions.participation import full
 from contrafed.partitions.partitioners import iid
-from contrafed.report.runs import composition
 from contrafed.server.base import strategy_class_of
 from contrafed.training.base import LocalError
 from contrafed.training.workspace import Workspace

@@ -313,9 +313,51 @@ def test_slow_rounds_have_a_rate(capsys, monkeypatch):
     with Progress(3, "a run") as progress:
         for t in range(4):
             progress.update(t, 3, 0.25, None)
-    rates = [float(line.split(" rounds/s")[0].split()[-1]) for line in capsys.readouterr().out.splitlines()[1:]]
-    assert rates[0] == 0
-    assert all(0 < rate < 0.03 for rate in rates[1:])
+    first, *lines = capsys.readouterr().out.splitlines()[1:]
+    assert "rounds/s" not in first
+    assert all(0 < float(line.split(" rounds/s")[0].split()[-1]) < 0.03 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"), [(44, ("7/1000",)), (70, ("7/1000", "clients", "ETA")), (120, ("rounds/s", "ETA"))]
+)
+def test_a_bar_fits_the_terminal(monkeypatch, width, shown):
+    out = io.StringIO()
+    out.isatty = lambda: True
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    with Progress(1000, "a run") as progress:
+        progress.update(7, 50, 0.25, 1.5)
+    (line,) = {each for each in re.split(r"[\r\n]|\x1b\[[0-9;?]*[A-Za-z]", out.getvalue()) if "acc" in each} or {""}
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+    assert "…" not in text
+    assert all(word in text for word in ("25.00%", *shown))
+
+
+def test_a_run_without_test_data_shows_its_validation_accuracy(tmp_path, capsys):
+    small = (
+        "strategy=fedrep",
+        "engine=local",
+        "num_clients=3",
+        "num_rounds=1",
+        "eval_every=1",
+        "model=mlp",
+        "model.hidden=[8]",
+    )
+    run(config_of("experiment=search", *small, f"output_dir={tmp_path}/run"))
+    out = capsys.readouterr().out
+    assert re.search(r"round 1/1  validation accuracy +\d", out)
+    print_summary(json.loads((tmp_path / "run" / "summary.json").read_text()), "here")
+    out = capsys.readouterr().out
+    assert re.search(r"personal validation accuracy: \d+\.\d+%, best \d", out)
+    assert "final -" not in out
+
+
+def test_titles_name_another_strategy(tmp_path, capsys):
+    small = ("strategy=fedavg", "strategy.server=fedadam", "engine=local", "num_clients=3", "num_rounds=1", "model=mlp")
+    run(config_of(*small, "model.hidden=[8]", f"output_dir={tmp_path}/run"))
+    assert capsys.readouterr().out.startswith("fedavg+fedadam on digits")
 
 
 def test_client_values_keep_their_kind(tmp_path):

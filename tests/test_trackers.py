@@ -40,6 +40,17 @@ def test_tensorboard_holds_what_the_csv_does_and_its_command_is_printed(tmp_path
     assert found == pytest.approx(expected)
 
 
+def test_tensorboard_of_a_run_that_resumes_elsewhere_has_all_rounds(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run_tracked(tmp_path / "a", "checkpoint_every=1")
+    rounds = config_of(*SMALL_RUN)["num_rounds"]
+    expected = run_tracked(tmp_path / "b", f"resume={tmp_path}/a", f"num_rounds={rounds + 1}")
+    events = EventAccumulator(str(tmp_path / "b" / "tensorboard")).Reload()
+    found = {(name, e.step): e.value for name in events.Tags()["scalars"] for e in events.Scalars(name)}
+    assert found == pytest.approx(expected)
+
+
 def test_without_a_tracker_the_csv_is_the_same(tmp_path, capsys):
     run_tracked(tmp_path / "none", "tracker=none")
     assert "to follow it" not in capsys.readouterr().out

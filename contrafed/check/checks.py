@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from contrafed.check import changes, numbers
-from contrafed.check.fault import Fault, Skipped
+from contrafed.check.fault import Fault, Skipped, fault_of
 from contrafed.check.problem import Problem
 
 Check = Callable[[Problem], Fault | None]
@@ -42,7 +42,7 @@ def run_checks(problem: Problem) -> Iterator[tuple[str, str, str]]:
             continue
         except Exception as error:
             said = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            fault = Fault(f"raises {said}", "that line", problem.author.find_line(error))
+            fault = fault_of(f"raises {said}", problem.author.find_line(error))
         yield name, "failed" if fault else "ok", "" if fault is None else str(fault)
         if fault is not None and name == next(iter(CHECKS)):
             broken = name

@@ -40,7 +40,7 @@ def check_run(run: Run) -> Any:
 
     from contrafed.check.checks import run_checks
     from contrafed.check.problem import make_problem
-    from contrafed.config.method import check_model
+    from contrafed.config.method import check_batches, check_model
     from contrafed.training.workspace import make_model
 
     if run.client.partition.name == "own":
@@ -50,6 +50,7 @@ def check_run(run: Run) -> Any:
     yield from found
     model = make_model(run.client, federation)
     check_model(run, model)
+    check_batches(run, model, federation.partition.sizes)
     yield from run_checks(make_problem(run, federation, model))
 
 

@@ -25,6 +25,12 @@ class Fault(NamedTuple):
         return f"{self.problem}{where}. Fix: {self.fix}"
 
 
+def fault_of(said: str, line: str = "") -> Fault:
+    """Return the fault that an error describes, which may have a fix of its own."""
+    problem, _, fix = said.partition(". Fix: ")
+    return Fault(problem, fix or "that line", line)
+
+
 class Skipped(Exception):
     """A check that needs what another one found broken."""
 

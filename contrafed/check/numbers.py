@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from contrafed.check.fault import Fault, Skipped, find_difference, loss_line, results_of
+from contrafed.check.fault import Fault, Skipped, fault_of, find_difference, loss_line, results_of
 from contrafed.check.first_difference import first_difference
 from contrafed.check.lines import anomalous_line, place_of
 from contrafed.check.problem import Problem, run_rounds
@@ -32,7 +32,7 @@ def check_work(problem: Problem) -> Fault | None:
                 if line:
                     fix = "an edit that makes a new tensor, such as x = x + 1 in place of x += 1"
                     return Fault("an in-place edit changes what this line computed and the gradient needs", fix, line)
-                return Fault(str(error), "that line") if "Fix: " not in str(error) else Fault(*str(error).split(". Fix: ", 1))
+                return fault_of(str(error))
     return None
 
 
@@ -42,8 +42,8 @@ def check_rounds(problem: Problem) -> Fault | None:
         failures = run_rounds(problem)
     except Exception as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        return Fault(f"the strategy raises {said}", "that line", problem.author.find_line(error))
-    return Fault(failures[0], "that line") if failures else None
+        return fault_of(f"the strategy raises {said}", problem.author.find_line(error))
+    return fault_of(failures[0]) if failures else None
 
 
 def check_weights(problem: Problem) -> Fault | None:

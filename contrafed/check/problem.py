@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord
 from torch import Tensor
 
 from contrafed.check.lines import Author
-from contrafed.config.method import build_strategy
+from contrafed.config.method import build_strategy, check_strategy
 from contrafed.config.run_config import Run
 from contrafed.core import codec
 from contrafed.core.errors import UserError
@@ -130,8 +130,14 @@ def make_problem(
     return Problem(run, workspace, author_of(run, workspace.model), received)
 
 
-def make_strategy(run: Run, workspace: Workspace, settings: str = "", rounds: int = ROUNDS) -> Any:
-    """Return the strategy of a problem. Every client with data is available."""
+def make_strategy(
+    run: Run,
+    workspace: Workspace,
+    settings: str = "",
+    rounds: int = ROUNDS,
+    prepare: Callable[[Any], None] = lambda strategy: None,
+) -> Any:
+    """Return the strategy of a problem. Every client with data is available. ``prepare`` may change it."""
     sizes = workspace.federation.partition.sizes
     counts = workspace.federation.partition.class_counts()
     nodes = LocalGrid(run.num_clients, 1).node_ids
@@ -140,6 +146,7 @@ def make_strategy(run: Run, workspace: Workspace, settings: str = "", rounds: in
     how: dict[str, Any] = {"settings": settings, "num_rounds": rounds}
     strategy = build_strategy(run, workspace.model, population, lambda: proportions, **how)
     strategy.participation.__dict__["participants"] = lambda server_round: np.flatnonzero(sizes)
+    prepare(strategy)  # before the author's attributes are noted
     strategy.mark_begun()
     return strategy
 
@@ -163,8 +170,8 @@ def run_rounds(problem: Problem, prepare: Callable[[Any], None] = lambda strateg
     workspace.client_class = Recorded
     install(identity, workspace)
     try:
-        strategy = make_strategy(problem.run, workspace, identity)
-        prepare(strategy)
+        strategy = make_strategy(problem.run, workspace, identity, prepare=prepare)
+        check_strategy(problem.run, strategy, workspace.initial)
         strategy.start(
             LocalGrid(problem.run.num_clients, 1),  # type: ignore[arg-type]
             codec.to_record(workspace.initial),

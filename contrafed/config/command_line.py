@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -61,11 +62,15 @@ def order_arguments(arguments: list[str], asked: argparse.Namespace) -> list[str
     if asked.multirun and asked.cfg == "job":  # the sweeper lists its jobs
         return [
             "-m",
-            *(["--config-dir", asked.config_dir] if asked.config_dir else []),
+            *(["--config-dir", os.path.expanduser(asked.config_dir)] if asked.config_dir else []),
             *overrides,
             "hydra.sweeper.only_list=true",
         ]
-    return [*(argument for argument in arguments if argument not in asked.overrides), *overrides]
+    options = [argument for argument in arguments if argument not in asked.overrides]
+    if asked.config_dir:  # a shell does not expand ~ after --config-dir=
+        expanded = os.path.expanduser(asked.config_dir)
+        options = [each.replace(asked.config_dir, expanded) if each.endswith(asked.config_dir) else each for each in options]
+    return [*options, *overrides]
 
 
 def check_arguments(asked: argparse.Namespace) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,10 +14,11 @@ from contrafed.config import sweep_grid
 from contrafed.config.checks import GROUPS, find_own_folder
 from contrafed.config.loader import ConfigLoader, make_loader, stamp, to_plain
 from contrafed.config.overrides import hydra_key, list_values, parse_overrides, rename_arguments
+from contrafed.core import registry
 from contrafed.core.disk import shorten_name
 from contrafed.core.errors import UserError
 
-__all__ = ["Job", "compose_job", "expand_jobs", "find_choices", "make_own_loader", "read_grid", "to_plain"]
+__all__ = ["Job", "compose_job", "composition", "expand_jobs", "find_choices", "make_own_loader", "read_grid", "to_plain"]
 
 
 def make_own_loader(config_dir: str | Path | None = None) -> ConfigLoader:
@@ -48,6 +50,20 @@ def read_grid(experiment: str, config_dir: str | Path | None = None) -> sweep_gr
 def find_choices(override: str, config_dir: str | Path | None = None) -> dict[str, str]:
     """Return group -> choice after one override, such as ``strategy=moon``, with ``strategy/server`` if the method has one."""
     return make_own_loader(config_dir).find_choices((override,))
+
+
+def composition(strategy: Mapping[str, Any]) -> str:
+    """Return a method's name, with + and the strategy if that is not its own: fedrcl+fedadam."""
+    name, server = str(strategy["name"]), strategy.get("server")
+    return name if server is None or server == _own_server(name) else f"{name}+{server}"
+
+
+@lru_cache
+def _own_server(name: str) -> str | None:
+    """Return a method's own strategy, None if it has none to replace. For a user's method it is the plainest one."""
+    if name not in registry.choices("strategy"):
+        return "fedavg"
+    return find_choices(f"strategy={name}").get("strategy/server")
 
 
 @dataclass(frozen=True)

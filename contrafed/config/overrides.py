@@ -8,6 +8,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from contrafed.config.sweep_grid import format_value
+from contrafed.core import registry
 from contrafed.core.errors import UserError
 
 SERVER = "strategy/server"
@@ -27,7 +28,9 @@ def rename_arguments(arguments: list[str]) -> list[str]:
 
 def hydra_key(key: str) -> str:
     """Return Hydra's key for the user's ``key``."""
-    return {"strategy.server": SERVER, "shard": "hydra.sweeper.shard"}.get(key, key)
+    choice = {"strategy.server": SERVER, "shard": "hydra.sweeper.shard"}.get(key.removeprefix("+"), key)
+    # Hydra's + adds a choice where there is none. Here all have a default.
+    return choice.removeprefix("+") if (registry.CONF / choice.removeprefix("+")).is_dir() else choice
 
 
 def quote_value(override: str) -> str:

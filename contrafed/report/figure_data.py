@@ -4,10 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from contrafed.config.compose import composition
 from contrafed.core.errors import UserError
 from contrafed.report.gains import gaining, gains
 from contrafed.report.groups import format_value, number_of
-from contrafed.report.runs import FinishedRun, Points, composition, flat
+from contrafed.report.runs import FinishedRun, Points, flat
 
 # Prefix of metrics by client.
 CLIENTS = "clients:"

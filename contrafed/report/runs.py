@@ -8,13 +8,13 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from contrafed.config.compose import find_choices
+from contrafed.config.compose import composition
 from contrafed.config.run_config import HOW_IT_RUNS, LABELS, counts
 from contrafed.core import registry
 from contrafed.core.errors import UserError
@@ -319,20 +319,6 @@ def add_earlier_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     if "settings" in config or not isinstance(published, Mapping) or not published.get("paper"):
         return dict(config)
     return {**config, "settings": EARLIER_SETTINGS.get(str(published["paper"]), "printed")}
-
-
-def composition(strategy: Mapping[str, Any]) -> str:
-    """Return a method's name, with + and the strategy if that is not its own: fedrcl+fedadam."""
-    name, server = str(strategy["name"]), strategy.get("server")
-    return name if server is None or server == _own_server(name) else f"{name}+{server}"
-
-
-@lru_cache
-def _own_server(name: str) -> str | None:
-    """Return a method's own strategy, None if it has none to replace. For a user's method it is the plainest one."""
-    if name not in registry.choices("strategy"):
-        return "fedavg"
-    return find_choices(f"strategy={name}").get("strategy/server")
 
 
 def placeless(value: Any) -> Any:

@@ -1,8 +1,7 @@
 """Run a Hydra job: its folder, and the objective of a search."""
 
 import contextlib
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from contrafed.config.compose import expand_jobs
 from contrafed.config.run_config import Run
 from contrafed.config.unused import warn_of_unused
 from contrafed.core.errors import UserError, nearest, unknown
+from contrafed.core.privacy import gaussian
 from contrafed.runs.early_stopping import warn_of_test_data
 from contrafed.runs.setup import names_folder
 
@@ -22,6 +22,7 @@ LEADING_METRICS = {
     "validation": ("personal_validation_accuracy_mean", "validation_accuracy_final"),
     "test": ("personal_accuracy_mean", "accuracy_final"),
 }
+TO_TARGET = ("target_accuracy", "rounds_to_target", "bytes_up_to_target", "bytes_down_to_target", "simulated_time_to_target")
 # Other numbers that a summary can have.
 OTHER_NUMBERS = (
     *("seed", "federation_seed", "num_clients", "num_rounds", "parameters", "rounds", "best_round", "probability_mean"),
@@ -29,20 +30,23 @@ OTHER_NUMBERS = (
     *("seconds", "seconds_per_round", "local_seconds_median", "aggregate_seconds_median"),
     *("bytes_up", "bytes_down", "replies_rejected", "failures", "simulated_time", "lost_seconds", "lost_steps"),
     *("bytes_up_per_client", "bytes_down_per_client", "bytes_up_by_formula", "bytes_down_by_formula"),
-    *("target_accuracy", "rounds_to_target", "bytes_up_to_target", "bytes_down_to_target", "simulated_time_to_target"),
+    *TO_TARGET,
     *("epsilon", "delta", "privacy_rounds"),
 )
 # Sweepers that run a grid. Others search, by the objective.
-GRID_SWEEPERS = ("contrafed_sweeper", "BasicSweeper")
+OWN_SWEEPER = "contrafed_sweeper"
+GRID_SWEEPERS = (OWN_SWEEPER, "BasicSweeper")
 
 _missing: list[Path] = []  # folders that Hydra is about to make, the innermost first
+_kept: list[Path] = []  # the folder of a run that was there before
 
 
 def find_folder(config: DictConfig) -> tuple[Path, bool]:
     """Return the folder of Hydra's job, and whether the user or the sweeper chose it."""
     job = HydraConfig.get()
     if job.mode == RunMode.MULTIRUN:
-        return Path(os.path.relpath(job.runtime.output_dir)), True
+        folder, here = Path(job.runtime.output_dir), Path.cwd()
+        return folder.relative_to(here) if folder.is_relative_to(here) else folder, True
     named = names_folder(job.overrides.task) or any(str(line).startswith("hydra.run.dir=") for line in job.overrides.hydra)
     return Path(job.runtime.output_dir if job.job.chdir else config.output_dir), named
 
@@ -58,9 +62,9 @@ def print_other_jobs() -> None:
 
 
 def print_unused(run: Run) -> None:
-    """Print a line for each key of a single run's command line that has no effect. A sweep prints these for all its jobs."""
+    """Print a line for each key of a run's command line that has no effect. Our sweeper prints these for all its jobs."""
     job = HydraConfig.get()
-    if job.mode != RunMode.MULTIRUN:
+    if job.mode != RunMode.MULTIRUN or OWN_SWEEPER not in str(job.sweeper.get("_target_")):
         print("".join(f"{line}\n" for line in warn_of_unused([(map(str, job.overrides.task), run)])), end="", flush=True)
 
 
@@ -76,6 +80,21 @@ def check_objective(run: Run) -> None:
         said = f"a run of strategy={run.client.strategy.name} has no number '{run.objective}'"
         wanted = "a number of summary.json, such as personal_accuracy_mean or accuracy_final"
         raise UserError(f"objective: {said}{nearest(run.objective, known) or '.'} Fix: {wanted}")
+    if fix := _find_lacking(run).get(run.objective):
+        raise UserError(f"objective: this run has no {run.objective}. Fix: {fix}, or another number")
+
+
+def _find_lacking(run: Run) -> dict[str, str]:
+    """Return the numbers that a summary has only with another setting than this run's, each with the setting."""
+    found = dict[str, str]()
+    if not isinstance(run.privacy.config, gaussian.Gaussian):
+        found |= dict.fromkeys(("epsilon", "delta", "privacy_rounds"), "privacy=central")
+    if run.target_accuracy is None:
+        found |= dict.fromkeys(TO_TARGET, "target_accuracy=0.9")
+    if run.clock.name == "none":
+        names = ("simulated_time", "lost_seconds", "lost_steps", "simulated_time_to_target")
+        found |= dict.fromkeys(names, "clock=lognormal")
+    return found
 
 
 def read_objective(summary: Mapping[str, Any], name: str | None) -> float | None:
@@ -109,13 +128,21 @@ def _is_search() -> bool:
     return job.mode == RunMode.MULTIRUN and not any(name in str(job.sweeper.get("_target_")) for name in GRID_SWEEPERS)
 
 
+def find_named_folder(overrides: Sequence[str]) -> Path | None:
+    """Return the folder of a single run that a command line names by Hydra's key, None if it does not."""
+    named = [line.partition("=")[2] for line in overrides if line.startswith("hydra.run.dir=")]
+    return Path(named[-1]).expanduser() if named else None
+
+
 def note_missing(folder: Path) -> None:
     """Store which parent folders of a run's folder do not exist, before Hydra makes them."""
     _missing[:] = [path for path in (folder, *folder.parents) if not path.exists()]
+    _kept[:] = [] if _missing else [folder.resolve()]
 
 
 def remove_empty(folder: Path) -> None:
     """Remove the empty folder of a run that did not begin, and its parents that did not exist before."""
     with contextlib.suppress(OSError):  # not empty
         for path in _missing if folder in _missing else [folder]:
-            path.rmdir()
+            if path.resolve() not in _kept:
+                path.rmdir()

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from contrafed.config.compose import composition
 from contrafed.config.run_config import Run
 from contrafed.core.display_names import name_method, name_value
 from contrafed.core.privacy import gaussian
@@ -32,9 +33,15 @@ def said_of_scale(run: Run, workspace: Workspace) -> str:
 
 def said_of_run(run: Run) -> str:
     """Return the title of a run's figures: method, data set, participation and seed, with display names."""
-    method, dataset = name_method(run.client.strategy.name), name_value("dataset.name", run.client.dataset.name)
+    method, dataset = name_method(composition(run.composed["strategy"])), name_value("dataset.name", run.client.dataset.name)
     participation = name_value("participation.name", run.participation.name)
     return f"{method} on {dataset}, {participation} participation, seed {run.seed}"
+
+
+def write_title(run: Run, note: str) -> str:
+    """Return the first line of a run, with the ``note`` of its scale."""
+    text = f"{composition(run.composed['strategy'])} on {run.client.dataset.name}, {run.participation.name} participation"
+    return f"{text} ({note})" if note else text
 
 
 def said_of_small(workspace: Workspace) -> str:

@@ -30,6 +30,8 @@ def open_recorder(run: Run, folder: Path, resumed: checkpoint.Checkpoint | None)
     if source.resolve() != folder.resolve():
         for name in sizes:
             shutil.copyfile(source / f"{name}.csv", folder / f"{name}.csv")
+        if run.tracker.name == "tensorboard" and (source / "tensorboard").is_dir():  # the new writer hides later rounds
+            shutil.copytree(source / "tensorboard", folder / "tensorboard", dirs_exist_ok=True)
     return RunRecorder(folder, run.text, first_round, sizes)
 
 

@@ -40,6 +40,7 @@ from contrafed.runs.notices import (
     said_of_shift,
     said_of_untrained_classes,
     warn_of_large,
+    write_title,
 )
 from contrafed.runs.output import Progress, RoundLog
 from contrafed.runs.packing import put_back
@@ -115,15 +116,13 @@ class Session:
     def train(self) -> None:
         """Run all remaining rounds."""
         run, strategy = self.run, self.strategy
-        title = f"{run.client.strategy.name} on {run.client.dataset.name}, {run.participation.name} participation"
-        title += f" ({self.recorder.note})" if self.recorder.note else ""
         first = 0 if self.resumed is None else self.resumed.server_round + 1
         scored = ConfigRecord({"clients": self.scored.clients, **self.places})
         if metrics := beside_accuracy(run.metrics):
             scored["metrics"] = metrics
         if self.scored.on_validation:
             scored["validation"] = True
-        with Progress(self.rounds, title) as progress:
+        with Progress(self.rounds, write_title(run, self.recorder.note)) as progress:
             for line in self._list_notices():
                 progress.note(line)
 

@@ -13,8 +13,10 @@ from typing import Any
 MAX_PLAIN_LINES = 20
 # Seconds between two updates of the bar, because an update costs more than a short round.
 REDRAW_SECONDS = 0.125
-# Columns of a terminal below which the bar's words are abbreviated, and below which bar and speed are omitted.
-NARROW_BELOW, SHORT_BELOW = 105, 78
+VALIDATED = ("personal_validation_accuracy_mean", "validation_accuracy_final")  # numbers of a summary, the first that exists
+# Columns of a terminal below which the bar's words are abbreviated, below which bar and speed are omitted, and below which
+# clients and ETA are.
+NARROW_BELOW, SHORT_BELOW, SHORTEST_BELOW = 105, 78, 62
 
 
 class Progress:
@@ -24,6 +26,7 @@ class Progress:
         self.total = total_rounds
         self.title = title
         self.live = sys.stdout.isatty()
+        self.split = ""  # before the word accuracy, if it is not on test data
         self._accuracy: float | None = None
         self._loss: float | None = None
         # Speed is measured from the first update, because starting the workers takes longer than many rounds.
@@ -50,8 +53,7 @@ class Progress:
                 MofNCompleteColumn(),
                 *([BarColumn(bar_width=12)] if self._width >= SHORT_BELOW else []),
                 TextColumn("{task.fields[numbers]}"),
-                TextColumn("ETA"),
-                TimeRemainingColumn(compact=True),
+                *([TextColumn("ETA"), TimeRemainingColumn(compact=True)] if self._width >= SHORTEST_BELOW else []),
                 console=console,
                 auto_refresh=False,
             )
@@ -118,9 +120,11 @@ class Progress:
         rate = self._rate(server_round)
         speed = f"{rate:.1f}" if rate >= 1 else f"{rate:.2g}"  # rounds may take minutes
         if self.live and self._width < NARROW_BELOW:
-            text = f"acc {accuracy:>6} loss {loss:>6} {participants:>3} clients"
+            scores = f"{self.split[:3]}{' ' if self.split else ''}acc {accuracy:>6} loss {loss:>6}"
+            text = scores if self._width < SHORTEST_BELOW else f"{scores} {participants:>3} clients"
             return text if self._width < SHORT_BELOW else f"{text} {speed} rounds/s"
-        return f"accuracy {accuracy:>7}  loss {loss:>6}  participants {participants:>3}  {speed:>5} rounds/s"
+        known = f"  {speed:>5} rounds/s" if rate or self.live else ""
+        return f"{self.split}accuracy {accuracy:>7}  loss {loss:>6}  participants {participants:>3}{known}"
 
 
 class _AtLeast(logging.Filter):
@@ -181,6 +185,11 @@ def print_summary(summary: Mapping[str, Any], folder: str) -> None:
         mean, spread = percent("personal_accuracy_mean"), percent("personal_accuracy_std")
         best = percent("personal_accuracy_best")
         lines.append(f"personal accuracy: {mean} of the clients' test examples (+- {spread} over clients), best {best}")
+    validated = [key for key in VALIDATED if summary.get(key) is not None]
+    if validated and summary.get("select_on") == "validation":
+        kind = "personal validation accuracy" if validated[0].startswith("personal") else "validation accuracy"
+        best = percent(validated[0].replace("_mean", "_best").replace("_final", "_best"))
+        lines.append(f"{kind}: {percent(validated[0])}, best {best}")
     if not any("accuracy" in key and value is not None for key, value in summary.items() if key != "target_accuracy"):
         reason = summary.get("not_evaluated")
         lines.append("nothing was evaluated" + (f": {reason}" if reason else ""))

@@ -24,6 +24,14 @@ def select_shown_scores(done: "Round", personal: bool) -> tuple[str, dict[str, f
     return "global", {name.removeprefix("test/"): value for name, value in scores.items() if name.startswith("test/")}
 
 
+def select_validation_scores(done: "Round", personal: bool) -> dict[str, float]:
+    """Return the scores on validation data, by which a round without test data is shown."""
+    if personal:
+        return done.client_validation or {} if done.evaluating else {}
+    scores = done.evaluation or {}
+    return {name.removeprefix("validation/"): v for name, v in scores.items() if name.startswith("validation/")}
+
+
 # Every reply of so many rounds, of so many clients, must fail alike before a run ends: one client's data may be the cause.
 MIN_FAILED_ROUNDS, MIN_FAILED_CLIENTS = 2, 3
 # What a client says of an exception: where, then its type and its text, then the line of code.
@@ -120,7 +128,10 @@ class RoundLog:
         self.recorder.flush()
         self.follow(t, self.recorder.latest())
         _, scores = select_shown_scores(done, self.strategy.personal)
-        self.progress.update(t, len(done.participants), scores.get("accuracy"), scores.get("loss"))
+        held = {} if scores else select_validation_scores(done, self.strategy.personal)
+        self.progress.split = "validation " if held else self.progress.split
+        shown = scores or held
+        self.progress.update(t, len(done.participants), shown.get("accuracy"), shown.get("loss"))
         for line in done.notes:
             self.progress.note(f"round {t}: {self._add_name(line)}")
         if done.failures and (self.every_failure or not self.first_failure):
