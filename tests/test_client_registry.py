@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from helpers import config_of, same
 from messages import ROOT
@@ -20,7 +20,6 @@ from contrafed.core import codec
 from contrafed.core.client_run import client_run_of
 from contrafed.core.errors import UserError
 from contrafed.data.federation import load_federation
-from contrafed.engines.client_answer import Answer
 from contrafed.engines.client_registry import Members, Registry
 from contrafed.engines.device_grid import DeviceGrid
 from contrafed.engines.device_keys import demands_keys
@@ -342,39 +341,6 @@ def client_comes_back(tmp_path, monkeypatch, fault):
     assert len(grid.newcomers()) == 1
     assert not faults
     return grid, wire
-
-
-def say_own_data(message, reply):
-    reply.content[codec.CONFIG]["own-data"] = True
-    return reply
-
-
-def read_other_examples(message, reply):
-    reply.content[codec.CONFIG]["fingerprint"] = "other"
-    return reply
-
-
-def test_a_device_that_comes_back_is_checked_as_at_the_beginning(tmp_path, monkeypatch):
-    grid, wire = client_comes_back(tmp_path, monkeypatch, refuse)
-    wire.change = lambda k, message, reply: say_own_data(message, reply) if k == 3 else reply
-    (line,) = grid.newcomers()
-    assert line.startswith("partition: client of partition 1 has data of its own")
-    grid, wire = client_comes_back(tmp_path, monkeypatch, refuse)
-    wire.change = lambda k, message, reply: read_other_examples(message, reply) if k == 3 else reply
-    first, second = grid.newcomers()
-    assert "reads other examples than the server" in first
-    assert second == "client of partition 1 is back, under another id"
-
-
-@pytest.mark.parametrize("numbers", [{"partition-id": 0.7}, {"num-test-examples": 3.9}, {"class-counts": [1.5] * 10}])
-def test_numbers_of_examples_are_whole(numbers):
-    metrics = {"partition-id": 0, "class-counts": [1] * 10, "num-test-examples": 3}
-    about = {"own-data": False, "classes": []}
-    both = [MetricRecord(values) for values in (metrics, metrics | numbers)]
-    whole, other = (RecordDict({codec.METRICS: each, codec.CONFIG: ConfigRecord(about)}) for each in both)
-    assert Answer.read(10, whole, 3, 10).num_test == 3
-    with pytest.raises(UserError):
-        Answer.read(10, other, 3, 10)
 
 
 @pytest.mark.parametrize("fault", [refuse, end_by_signal])

@@ -13,8 +13,9 @@ from wire import Wire, answers_but, plain, rows_of, run_devices
 from contrafed.client_app.message_checks import check_modules, check_steps
 from contrafed.core import codec
 from contrafed.core.client_run import client_run_of
+from contrafed.core.disk import PRIVATE
 from contrafed.core.errors import UserError
-from contrafed.core.tensors import PRIVATE, write
+from contrafed.core.tensors import write
 
 
 def settings(**changes):

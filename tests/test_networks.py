@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import build_received, checked_jobs, close, config_of, same, stacked_and_alone
-from networks import Small, View
+from networks import Small
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 from tiny import engines_agree
@@ -111,40 +111,6 @@ def test_dropout_changes_the_training_and_not_the_evaluation():
         scores.append(client.evaluate_clients([build_received(workspace)], 1, split="train")[0].metrics)
     assert scores[0] == scores[1]
     assert not same(*updates)
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_a_network_that_flattens_by_view_gets_images_that_allow_it(channels):
-    model = make("networks.View", channels, args={"channels": channels})
-    images = torch.randn(2, 8, 8, channels).movedim(-1, 1)  # as in a run
-    with torch.random.fork_rng():
-        torch.default_generator.manual_seed(torch_generator(0, "model init").initial_seed())
-        network = View(channels).eval()
-    assert torch.equal(model(images).logits, network(images.clone(memory_format=torch.contiguous_format)))
-
-
-def test_a_file_in_the_current_folder_is_put_on_the_path(tmp_path, monkeypatch, expect_error):
-    (tmp_path / "nets_here.py").write_text("")
-    monkeypatch.chdir(tmp_path)
-    with expect_error("model.target"):
-        make("nets_here.Small")
-
-
-def test_such_a_network_trains_alone_and_in_a_stack(tmp_path):
-    alike = [
-        run(config_of(*RUN, "model.target=networks.View", f"engine.stack_size={size}", f"output_dir={tmp_path}/{size}"))
-        for size in (1, 2)
-    ]
-    assert alike[0]["accuracy_final"] == pytest.approx(alike[1]["accuracy_final"], abs=0.02)
-
-
-def test_a_network_of_ones_own_build_that_flattens_by_view_is_one_line(expect_error):
-    def build(config, in_channels, image_size, num_classes):
-        return SplitModel(Stages([View(in_channels, rate=0.0)], [nn.Identity()]), nn.Identity(), nn.Linear(10, num_classes))
-
-    choice = Choice("own", SimpleNamespace(build=build, __name__="own.net", __file__="net.py"), SimpleNamespace(), DEFAULTS)
-    with expect_error():
-        build_model(choice, 1, (8, 8), 10, 0)
 
 
 def test_a_head_is_named_by_its_number_in_a_sequence():
@@ -340,8 +306,7 @@ def test_a_method_that_reads_images_has_them_also_if_the_encoder_is_frozen():
         (update,) = workspace.client_class(workspace, [0]).update([build_received(workspace)], 1)
         metrics[method] = update.metrics
     assert metrics["fedrcl"]["contrast"] > 0.1
-    # The levels of a frozen encoder do not change. On some processors they differ by rounding, whose square this is.
-    assert metrics["fedavg_fitnet"]["hint"] == pytest.approx(0, abs=1e-28)
+    assert metrics["fedavg_fitnet"]["hint"] == pytest.approx(0, abs=1e-28)  # of equal levels: at most rounding, squared
 
 
 def test_a_rate_of_one_drops_all_as_torchs_does():

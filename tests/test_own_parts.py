@@ -185,25 +185,6 @@ def test_what_lazy_returns_is_looked_at_too(home, expect_error, returned):
         load_federation(make_run(home, "partition").client)
 
 
-@pytest.mark.parametrize("order", ["np.random.default_rng().permutation(len(draw.y))", "torch.randperm(len(draw.y)).numpy()"])
-def test_a_partition_has_the_same_parts_when_it_is_asked_again(home, expect_error, order):
-    change_part(home, "partition", r"    return np.split.*?\n", f"    return np.array_split({order}, draw.num_clients)\n")
-    change_part(home, "partition", "import numpy as np\n", "import numpy as np\nimport torch\n")
-    with expect_error("partition"):
-        load_federation(make_run(home, "partition").client)
-
-
-@pytest.mark.parametrize("name", ["lazy", "explicit"])
-def test_so_have_partitions_that_say_the_parts_themselves(home, expect_error, name):
-    drawn = "order = np.random.default_rng().permutation(np.flatnonzero(~test))\n    return np.array_split(order, 4), None"
-    text = f"def explicit(config, test, num_clients):\n    {drawn}\n"
-    if name == "lazy":
-        text = piece("lazy").replace('generator(seed, "common examples")', "np.random.default_rng()")
-    change_part(home, "partition", r"def split.*?\n\n\n", f"{text}\n\n")
-    with expect_error("partition"):
-        load_federation(make_run(home, "partition").client)
-
-
 def test_what_explicit_returns_is_looked_at_too(home, expect_error):
     body = "held = np.arange(8).reshape(4, 2)\n    return list(held), list(held[:, 1:])"
     change_part(home, "partition", r"def split.*?\n\n\n", f"def explicit(config, test, num_clients):\n    {body}\n\n\n")

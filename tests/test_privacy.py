@@ -339,7 +339,7 @@ def test_a_reply_that_does_not_count_leaves_the_model_that_zeros_leave(tmp_path,
 def test_the_default_limit_on_norms_is_off(engine):
     found = resolve(config_of("strategy=fedavg", "privacy=central", f"engine={engine}"))
     assert found.engine.config.max_norm_ratio == DEFAULT_RATIO
-    assert make_norm_limit(found).ratio == math.inf
+    assert make_norm_limit(found, ()).ratio == math.inf
     resolve(config_of("strategy=fedavg", "privacy=central", f"engine={engine}", "engine.max_norm_ratio=null"))
 
 

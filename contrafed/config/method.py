@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -160,7 +160,7 @@ def build_strategy(
                 num_rounds=num_rounds,
                 seed=run.seed,
                 max_norm=run.engine.config.max_norm,
-                norm_limit=make_norm_limit(run, model),
+                norm_limit=make_norm_limit(run, model.buffer_names),
                 min_replies=run.min_replies,
                 num_local_steps=num_local_steps,
                 after_training=run.evaluate_after == "local_training",
@@ -178,10 +178,13 @@ def build_strategy(
     return built
 
 
-def make_norm_limit(run: Run, model: SplitModel) -> NormLimit:
-    """Return the limit on norms relative to other uploads. Central privacy has none: its clip bounds every upload."""
+def make_norm_limit(run: Run, buffers: Collection[str]) -> NormLimit:
+    """Return the limit on norms relative to other uploads, for a model with these ``buffers``.
+
+    Central privacy has none: its clip bounds every upload.
+    """
     ratio = None if isinstance(run.privacy.config, central.Config) else run.engine.config.max_norm_ratio
-    return NormLimit(ratio, list_counters(model.buffer_names))
+    return NormLimit(ratio, list_counters(buffers))
 
 
 def check_strategy(run: Run, strategy: FederatedStrategy, initial: Tensors) -> None:

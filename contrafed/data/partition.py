@@ -171,15 +171,7 @@ def make_partition(choice: Choice, data: ImageData, num_clients: int, seed: int,
     if hasattr(module, "lazy"):
         if merged:
             raise UserError(f"partition={choice.name} has no test parts of its own; set dataset.merge_splits=false")
-        make = partial(module.lazy, config, y, pool, data.num_classes, num_clients, seed)
-        with checks.own_code(choice, "lazy"):
-            lazy: Partition = make()
-        if not isinstance(lazy, Partition) or lazy.num_clients != num_clients:
-            got = f"one of {lazy.num_clients}" if isinstance(lazy, Partition) else type(lazy).__name__
-            wanted = f"{checks.said_of(choice, 'lazy')} a contrafed.data.partition.Partition of {num_clients} clients"
-            raise UserError(f"{wanted}, got {got}")
-        checks.check_lazy(choice, lazy, held, make)
-        return lazy
+        return _make_lazy(choice, partial(module.lazy, config, y, pool, data.num_classes, num_clients, seed), held, num_clients)
     if hasattr(module, "explicit"):
         found = checks.explicit_of(choice, held, num_clients)
         return _from_file(config, found, data, seed, held_out_fraction(config, merged))
@@ -212,6 +204,18 @@ def make_partition(choice: Choice, data: ImageData, num_clients: int, seed: int,
     partition.small, partition.owners = _small(best, enough, needed), count_owners(owner, best) if owned else None
     partition.undealt = len(pool) - sum(map(len, best))
     return partition
+
+
+def _make_lazy(choice: Choice, make: Callable[[], Partition], held: np.ndarray, num_clients: int) -> Partition:
+    """Return a partition whose parts are drawn on request, as ``make`` builds it. ``held``: marks other splits (N,)."""
+    with checks.own_code(choice, "lazy"):
+        lazy = make()
+    if not isinstance(lazy, Partition) or lazy.num_clients != num_clients:
+        got = f"one of {lazy.num_clients}" if isinstance(lazy, Partition) else type(lazy).__name__
+        wanted = f"{checks.said_of(choice, 'lazy')} a contrafed.data.partition.Partition of {num_clients} clients"
+        raise UserError(f"{wanted}, got {got}")
+    checks.check_lazy(choice, lazy, held, make)
+    return lazy
 
 
 def _from_file(

@@ -107,8 +107,6 @@ def _read_arrays(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None,
         raise UserError(f"{path}: '{other[0]}' is no array; numpy.savez(FILE, x=, y=) writes them")
     assert x is not None  # neither is missing
     assert y is not None
-    if not x.size:
-        raise UserError(f"{path}: x has no examples, its shape is {x.shape}. Fix: another file")
     return x, y, split, owner, spare
 
 
@@ -129,7 +127,7 @@ def _check_dtype(x: np.ndarray, kind: str) -> np.ndarray:
     if x.ndim < 2 or x.dtype.kind not in ("iu" if kind == "tokens" else "biuf"):
         wanted = "whole numbers (N, n)" if kind == "tokens" else "numbers (N, ...)"
         raise UserError(f"x must be {wanted} for dataset.kind={kind}, got {x.dtype} {x.shape}")
-    if kind == "tokens":
+    if kind == "tokens" or not x.size:
         return x
     with np.errstate(over="ignore", invalid="ignore"):  # infinite numbers are reported later
         found = x.astype(np.float32)
