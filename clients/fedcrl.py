@@ -15,6 +15,9 @@ from contrafed.training.base import PARTS, Batch, Client, ClientStack, LocalTrai
 from contrafed.training.losses import masked_mean, prototype_contrast
 from contrafed.training.prototypes import prototype_table, with_prototypes
 
+# Of keys that only a blend by the loss reads.
+BY_LOSS = OnlyWith("blend", "loss")
+
 
 @dataclass(frozen=True)
 class Config:
@@ -23,16 +26,12 @@ class Config:
     local: LocalTraining
     contrast_weight: Annotated[float, Range(ge=0)]  # alpha. 0: w/o CRL
     temperature: Annotated[float, Range(gt=0)]  # tau_CL
-    blend_rate: Annotated[float, Range(ge=0), OnlyWith("blend", "loss")]  # gamma
+    blend_rate: Annotated[float, Range(ge=0), BY_LOSS]  # gamma
     blend: Literal["loss", "global", "own"]  # loss: tau by the loss. global: tau = 0, w/o LA. own: tau = 1
-    blend_without_contrast: Annotated[
-        Literal["evaluate", "zero"], OnlyWith("contrast_weight", 0)
-    ]  # tau when contrast_weight is 0
+    blend_without_contrast: Annotated[Literal["evaluate", "zero"], OnlyWith("contrast_weight", 0)]  # tau without contrast
     separate: bool  # whether the classifier is personal. false: w/o Sep
-    tau_source: Annotated[Literal["train_mean", "on_receipt"], OnlyWith("blend", "loss")]  # which contrastive loss sets tau
-    first_tau: Annotated[
-        Literal["evaluate", "zero", "one"], OnlyWith("blend", "loss"), OnlyWith("tau_source", "train_mean")
-    ]  # tau before training has given a contrastive loss
+    tau_source: Annotated[Literal["train_mean", "on_receipt"], BY_LOSS]  # which contrastive loss sets tau
+    first_tau: Annotated[Literal["evaluate", "zero", "one"], BY_LOSS, OnlyWith("tau_source", "train_mean")]  # tau at first
     clip: Literal["none", "literal"]  # Algorithm 1 line 22. literal: clip every weight into [0, 1]
 
 

@@ -14,6 +14,9 @@ from contrafed.core.schema import OnlyWith, Range
 from contrafed.training.base import Batch, Client, ClientStack, LocalTraining, Step, Tensors
 from contrafed.training.losses import masked_mean, unit, without
 
+# Of keys that only the contrast reads.
+CONTRAST = OnlyWith("contrast_weight")
+
 
 @dataclass(frozen=True)
 class Config:
@@ -21,18 +24,16 @@ class Config:
 
     local: LocalTraining
     contrast_weight: Annotated[float, Range(ge=0)]
-    penalty_weight: Annotated[float, Range(ge=0), OnlyWith("contrast_weight")]  # beta, in Equation 5
-    negative_weight: Annotated[float, Range(gt=0), OnlyWith("contrast_weight")]  # beta, in the released code
-    temperature: Annotated[float, Range(gt=0), OnlyWith("contrast_weight")]  # tau
-    threshold: Annotated[float, Range(ge=-1), OnlyWith("contrast_weight")]  # lambda
-    pairs: Annotated[
-        Literal["hard", "all"], OnlyWith("contrast_weight")
-    ]  # hard: form C, the released code. all: form P, Equation 5
-    hard_negatives: Annotated[int, Range(ge=1), OnlyWith("contrast_weight"), OnlyWith("pairs", "hard")]
-    positive_reduce: Annotated[Literal["sum", "mean"], OnlyWith("contrast_weight"), OnlyWith("pairs", "all")]
-    positives: Annotated[Literal["label", "self"], OnlyWith("contrast_weight")]
-    views: Annotated[int, Range(ge=1, le=2), OnlyWith("contrast_weight")]  # number of views of each image
-    levels: Annotated[Annotated[int, Range(ge=1)] | Literal["last"], OnlyWith("contrast_weight")]
+    penalty_weight: Annotated[float, Range(ge=0), CONTRAST]  # beta, in Equation 5
+    negative_weight: Annotated[float, Range(gt=0), CONTRAST]  # beta, in the released code
+    temperature: Annotated[float, Range(gt=0), CONTRAST]  # tau
+    threshold: Annotated[float, Range(ge=-1), CONTRAST]  # lambda
+    pairs: Annotated[Literal["hard", "all"], CONTRAST]  # hard: form C, the released code. all: form P, Equation 5
+    hard_negatives: Annotated[int, Range(ge=1), CONTRAST, OnlyWith("pairs", "hard")]
+    positive_reduce: Annotated[Literal["sum", "mean"], CONTRAST, OnlyWith("pairs", "all")]
+    positives: Annotated[Literal["label", "self"], CONTRAST]
+    views: Annotated[int, Range(ge=1, le=2), CONTRAST]  # number of views of each image
+    levels: Annotated[Annotated[int, Range(ge=1)] | Literal["last"], CONTRAST]
 
     def __post_init__(self) -> None:
         """Raise ``UserError`` if the two views of an image would be equal."""

@@ -16,19 +16,18 @@ from contrafed.training.base import PARTS, Batch, ClientStack, Shapes, Tensors
 from contrafed.training.losses import cosine, masked_mean
 from contrafed.training.prototypes import prototype_table, with_prototypes
 
+# Of keys that only the contrast reads.
+CONTRAST = OnlyWith("contrast_weight")
+
 
 @dataclass(frozen=True)
 class Config(FedRepConfig):
     """Hyper-parameters of the client, each with the paper's symbol."""
 
     contrast_weight: Annotated[float, Range(ge=0)]  # mu
-    temperature: Annotated[float, Range(gt=0), OnlyWith("contrast_weight")]  # T
-    invalid_centre: Annotated[
-        Literal["mask", "zero_vector"], OnlyWith("contrast_weight")
-    ]  # of a class without one: no contrast, or a centre of zero
-    frozen_model: Annotated[
-        Literal["all", "body"], OnlyWith("contrast_weight")
-    ]  # which part of z_con's model is from the start of the round
+    temperature: Annotated[float, Range(gt=0), CONTRAST]  # T
+    invalid_centre: Annotated[Literal["mask", "zero_vector"], CONTRAST]  # no contrast, or a centre of zero
+    frozen_model: Annotated[Literal["all", "body"], CONTRAST]  # which part of z_con's model is from the start of the round
     body_phase: Literal["body", "all"]  # which part trains in the body phase
 
 

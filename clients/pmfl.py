@@ -20,22 +20,22 @@ from contrafed.training.losses import EPSILON, contrast, cosines, masked_mean
 TIE_TOLERANCE = 1e-6
 
 
+# Of keys that only the contrast reads.
+CONTRAST = OnlyWith("contrast_weight")
+
+
 @dataclass(frozen=True)
 class Config:
     """Hyper-parameters of the client, each with the paper's symbol."""
 
     local: LocalTraining
     contrast_weight: Annotated[float, Range(ge=0)]  # lambda. 0: the ablation w/o MCT
-    temperature: Annotated[float, Range(gt=0), OnlyWith("contrast_weight")]  # tau
-    buffer_size: Annotated[int, Range(ge=0), OnlyWith("contrast_weight")]  # N
-    buffer_scope: Annotated[Literal["across", "within"], OnlyWith("contrast_weight")]  # whether the buffer spans rounds
-    threshold: Annotated[Literal["previous", "literal", "current", "client", "constant"], OnlyWith("contrast_weight")]  # mu
-    threshold_value: Annotated[
-        float, Range(ge=-1, le=1), OnlyWith("contrast_weight"), OnlyWith("threshold", "constant")
-    ]  # mu for threshold=constant
-    buffer_start: Annotated[
-        Literal["received", "previous"], OnlyWith("contrast_weight")
-    ]  # the model that a round's first step pushes
+    temperature: Annotated[float, Range(gt=0), CONTRAST]  # tau
+    buffer_size: Annotated[int, Range(ge=0), CONTRAST]  # N
+    buffer_scope: Annotated[Literal["across", "within"], CONTRAST]  # whether the buffer spans rounds
+    threshold: Annotated[Literal["previous", "literal", "current", "client", "constant"], CONTRAST]  # mu
+    threshold_value: Annotated[float, Range(ge=-1, le=1), CONTRAST, OnlyWith("threshold", "constant")]  # mu
+    buffer_start: Annotated[Literal["received", "previous"], CONTRAST]  # the model that a round's first step pushes
 
 
 class PMFLClient(Client):

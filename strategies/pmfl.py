@@ -11,6 +11,9 @@ from contrafed.server.base import Replies, Tensors
 from contrafed.server.intervals import Intervals
 from contrafed.strategies.fedavg import FedAvg, Weights
 
+# Of keys that only adaptive weights or the history read.
+AWC, HGM = OnlyWith("adaptive_weights"), OnlyWith("history_size")
+
 
 @dataclass(frozen=True)
 class Config(Weights):
@@ -18,23 +21,13 @@ class Config(Weights):
 
     server_lr: Annotated[float, Range(gt=0)]  # eta_g
     adaptive_weights: bool  # AWC. false: the ablation w/o AWC
-    cutoff: Annotated[int, Range(ge=1), OnlyWith("adaptive_weights")]  # C
-    interval_lag: Annotated[
-        bool, OnlyWith("adaptive_weights")
-    ]  # FedAU's weights: the interval that ends now counts from the next participation on
-    normalize: Annotated[
-        Literal["all_clients", "participants", "weights", "none"], OnlyWith("adaptive_weights")
-    ]  # divisor of the weighted sum
+    cutoff: Annotated[int, Range(ge=1), AWC]  # C
+    interval_lag: Annotated[bool, AWC]  # FedAU's weights: the interval that ends now counts from the next participation on
+    normalize: Annotated[Literal["all_clients", "participants", "weights", "none"], AWC]  # divisor of the weighted sum
     history_size: Annotated[int, Range(ge=0)]  # H, with the current model. 0 or 1: the ablation w/o HGM
-    history_step: Annotated[
-        Literal["mixed", "outside", "unmixed"], OnlyWith("history_size")
-    ]  # where the next round's step starts
-    history_share: Annotated[
-        Literal["falling", "rising"] | Annotated[float, Range(ge=0, le=1)], OnlyWith("history_size")
-    ]  # psi over the rounds, or a constant
-    history_warmup: Annotated[
-        Literal["available", "wait", "pad"], OnlyWith("history_size")
-    ]  # while fewer than H - 1 older models exist
+    history_step: Annotated[Literal["mixed", "outside", "unmixed"], HGM]  # where the next round's step starts
+    history_share: Annotated[Literal["falling", "rising"] | Annotated[float, Range(ge=0, le=1)], HGM]  # psi
+    history_warmup: Annotated[Literal["available", "wait", "pad"], HGM]  # while fewer than H - 1 older models exist
     sign: Literal["descend", "paper"]  # paper: the minus that Equations 9 and 10 print
 
 
