@@ -125,7 +125,7 @@ def main() -> int:
         if "--version" in arguments:
             print(f"contrafed {versions()['contrafed']}")
             return 0
-        if "check" in arguments[:1] or ("check" in arguments and arguments[arguments.index("check") - 1] not in TAKE_VALUES):
+        if "check" in arguments and ["", *arguments][arguments.index("check")] not in TAKE_VALUES:
             quiet_libraries(False)
             arguments.remove("check")
             return check_command(arguments)

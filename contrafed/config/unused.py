@@ -7,7 +7,8 @@ from functools import cache
 from typing import Any
 
 from contrafed.config.run_config import GROUPS, SERVER_GROUPS, Run
-from contrafed.core.schema import rules_of
+from contrafed.config.sweep_grid import format_value
+from contrafed.core.schema import plain_numbers, rules_of
 
 
 def warn_of_unused(jobs: Iterable[tuple[Iterable[str], Run]]) -> list[str]:
@@ -50,18 +51,12 @@ def _explain(config: Any, parts: list[str]) -> str | None:
         return None
     if parts[1:]:
         return _explain(getattr(config, parts[0]), parts[1:])
-    rules = rules_of(hints[parts[0]])
-    return next((f"{rule.key}={_format(getattr(config, rule.key))}" for rule in rules if not rule.holds(config)), "")
+    rules = [rule for rule in rules_of(hints[parts[0]]) if not rule.holds(config)]
+    off = plain_numbers({rule.key: getattr(config, rule.key) for rule in rules})
+    return next((f"{key}={format_value(value)}" for key, value in off.items()), "")
 
 
 @cache
 def _read_hints(kind: Any) -> dict[str, Any]:
     """Return the types of a dataclass's keys, empty for another class."""
     return typing.get_type_hints(kind, include_extras=True) if hasattr(kind, "__dataclass_fields__") else {}
-
-
-def _format(value: Any) -> str:
-    """Return a value as a command line has it."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -31,7 +31,6 @@ from contrafed.core.trial import (
 from contrafed.core.weights import freeze, load_pretrained
 
 MIN_SIDE_PX = 8  # pixels of the shorter side
-SHIPPED = "contrafed.models."
 WRONG_CODE = (AttributeError, ImportError, NameError, TypeError)  # errors that no other inputs avoid
 
 
@@ -93,7 +92,7 @@ def call_build(choice: Choice, in_channels: int, size: tuple[int, ...], num_clas
     try:
         model: SplitModel = choice.module.build(choice.config, in_channels, size, num_classes)
     except UserError as error:
-        if not _is_own(choice):
+        if not choice.is_own:
             raise
         raise InputsError(str(error), error.key) from error
     except Exception as error:  # layers that do not fit, too little memory, or an error in the user's code
@@ -168,11 +167,6 @@ def _key_of(choice: Choice) -> str:
     return "model.target" if _takes_network(choice) else f"model={choice.name}"
 
 
-def _is_own(choice: Choice) -> bool:
-    """Return whether a model is not one of the project's."""
-    return not choice.module.__name__.startswith(SHIPPED)
-
-
 def _takes_network(choice: Choice) -> bool:
     """Return whether a model is a network of somebody else, named by ``model.target``."""
     return hasattr(choice.config, "target")
@@ -207,9 +201,9 @@ def try_model(choice: Choice, model: SplitModel, images: Tensor) -> None:
             fault = find_training_fault(model, images) if model.buffer_names else ""
             if model.buffer_names and not fault:
                 model.one_by_one = find_padding_influence(model, images)
-            if _is_own(choice) and not fault:
+            if choice.is_own and not fault:
                 fault = find_inactive(model, images)
-            if (_is_own(choice) or _takes_network(choice)) and not fault:
+            if (choice.is_own or _takes_network(choice)) and not fault:
                 fault = find_copy_fault(model, images)
             untrained = find_untrained(model, images) if _takes_network(choice) and not fault else ""
     except UserError:

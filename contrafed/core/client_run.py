@@ -25,6 +25,11 @@ class Choice:
     config: Any  # the module's ``Config``, checked
     values: Mapping[str, Any]  # the composed values behind ``config``, with ``name`` and ``module``
 
+    @property
+    def is_own(self) -> bool:
+        """Whether its code is not the project's."""
+        return not self.module.__name__.startswith("contrafed.")
+
 
 # A model's buffers are averaged as parameters are, stay on their client, or keep their initial values.
 Buffers = Literal["average", "local", "frozen"]

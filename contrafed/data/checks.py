@@ -31,7 +31,7 @@ def split_of(choice: Choice, draw: Any) -> list[np.ndarray]:
         raise UserError(f"{said} the same parts whenever it is asked: it draws from {moved[0]}, not from draw.rng")
     parts = _check_parts(found, draw.num_clients, len(draw.y), said, "draw.y")
     check_distinct(parts, said)
-    if _is_own(choice):
+    if choice.is_own:
         with own_code(choice, "split"):
             repeated = choice.module.split(choice.config, again)
         _check_repeated(parts, _check_parts(repeated, draw.num_clients, len(draw.y), said, "draw.y"), said)
@@ -57,7 +57,7 @@ def explicit_of(choice: Choice, test: np.ndarray, num_clients: int) -> tuple[lis
     check_distinct(train if own is None else [np.concatenate(both) for both in zip(train, own, strict=True)], said)
     for client, part in enumerate(train):
         _check_trained(part, test, said, client)
-    if _is_own(choice):
+    if choice.is_own:
         again = _ask_explicit(choice, test, num_clients, said)
         _check_repeated([*train, *(own or [])], [*again[0], *(again[1] or [])], said)
     return train, own
@@ -91,7 +91,7 @@ def check_lazy(choice: Choice, partition: Any, test: np.ndarray, make: Callable[
     """
     said = said_of(choice, "lazy")
     with own_code(choice, "lazy"):
-        again = make() if _is_own(choice) else partition
+        again = make() if choice.is_own else partition
     for client in sorted({0, partition.num_clients - 1}):
         with own_code(choice, "lazy"):
             found = {"training": partition.train(client), "test": partition.test(client)}
@@ -105,11 +105,6 @@ def check_lazy(choice: Choice, partition: Any, test: np.ndarray, make: Callable[
             if len(both := np.intersect1d(parts[one], parts[other])):
                 apart = f"{other} parts apart from {one} parts; client {client} has {len(both)} images in both"
                 raise UserError(f"{said} {apart}")
-
-
-def _is_own(choice: Choice) -> bool:
-    """Return whether a partition is not one of the project's."""
-    return not choice.module.__name__.startswith("contrafed.")
 
 
 def _check_repeated(parts: Sequence[np.ndarray], again: Sequence[np.ndarray], said: str) -> None:

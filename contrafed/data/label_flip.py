@@ -24,8 +24,7 @@ class Flipped(Partition):
             own: The replaced training examples, by client.
             originals: For each position (N,) its example's original position. Copies have those of the copied examples.
         """
-        self.num_clients, self.num_classes = true.num_clients, true.num_classes
-        self.small, self.owners, self.kept_shares, self.undealt = true.small, true.owners, true.kept_shares, true.undealt
+        self.describe_as(true)
         self.originals, self._true, self._own = originals, true, own
 
     @property

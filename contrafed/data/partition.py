@@ -73,6 +73,11 @@ class Partition:
             if len(values) and not 0 <= values.min() <= values.max() < len(y):
                 raise ValueError(f"a client's part has positions in y, 0..{len(y) - 1}, got {values.min()}..{values.max()}")
 
+    def describe_as(self, other: "Partition") -> None:
+        """Take the numbers that describe ``other``, which this partition wraps."""
+        self.num_clients, self.num_classes = other.num_clients, other.num_classes
+        self.small, self.owners, self.kept_shares, self.undealt = other.small, other.owners, other.kept_shares, other.undealt
+
     @property
     def sizes(self) -> np.ndarray:
         """Training examples per client (K,)."""

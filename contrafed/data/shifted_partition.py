@@ -20,8 +20,7 @@ class ShiftedPartition(Partition):
             seed: The federation's seed.
         """
         self.config, self.shifts, self._seed = config, draw_shifts(config, dealt.num_clients, seed), seed
-        self.num_clients, self.num_classes = dealt.num_clients, dealt.num_classes
-        self.small, self.owners, self.kept_shares, self.undealt = dealt.small, dealt.owners, dealt.kept_shares, dealt.undealt
+        self.describe_as(dealt)
         self._dealt, self._originals, self._num_examples = dealt, originals, len(originals)
 
     def _mark(self, part: np.ndarray, client: int) -> np.ndarray:

@@ -15,11 +15,12 @@ from contrafed.config.unused import warn_of_unused
 from contrafed.core.errors import UserError, nearest, unknown
 from contrafed.core.privacy import gaussian
 from contrafed.runs.early_stopping import warn_of_test_data
+from contrafed.runs.output.console import VALIDATED
 from contrafed.runs.setup import names_folder
 
 # Leading numbers of a summary, by the data that select. The objective is the first that exists.
 LEADING_METRICS = {
-    "validation": ("personal_validation_accuracy_mean", "validation_accuracy_final"),
+    "validation": VALIDATED,
     "test": ("personal_accuracy_mean", "accuracy_final"),
 }
 TO_TARGET = ("target_accuracy", "rounds_to_target", "bytes_up_to_target", "bytes_down_to_target", "simulated_time_to_target")
