@@ -26,7 +26,7 @@ class Fault(NamedTuple):
 
 
 def fault_of(said: str, line: str = "") -> Fault:
-    """Return the fault that an error describes, which may have a fix of its own."""
+    """Return the fault that an error describes. The error may name its own fix."""
     problem, _, fix = said.partition(". Fix: ")
     return Fault(problem, fix or "that line", line)
 

@@ -86,8 +86,8 @@ def check_lazy(choice: Choice, partition: Any, test: np.ndarray, make: Callable[
         make: Calls ``lazy`` again.
 
     Raises:
-        UserError: If they train on images of the test split, if they are others when asked again, if their parts share
-            examples, or if these are not positions.
+        UserError: If they train on images of the test split, or if they are others when asked again. Also if their parts
+            share examples or hold no positions.
     """
     said = said_of(choice, "lazy")
     with own_code(choice, "lazy"):
