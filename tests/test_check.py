@@ -228,3 +228,9 @@ def test_stacks_and_batches_print_shapes():
         "ClientStack(clients=[0, 1], examples=[5, 4], round=1, step=0)\n  params: encoder.stages.0.1.weight (2,"
     )
     assert re.fullmatch(r"Batch\(x \(5, 1, 8, 8\), y \(5,\), mask \(5,\)\)", shown[1]), shown[1]
+
+
+def test_data_that_only_devices_have_are_refused(expect_error):
+    own = ("partition=own", "dataset=own", "dataset.height=8", "dataset.width=8", "dataset.num_classes=4")
+    with expect_error("partition"):
+        list(check_run(resolve(config_of("strategy=fedavg", "model=mlp", "engine=local", *own))))

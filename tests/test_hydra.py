@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -218,6 +219,17 @@ def test_a_home_folder_is_found_after_an_equals_sign(call_command, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     assert call_command(*QUICK_RUN, "--config-dir=~/yamls", "hydra.run.dir=here").returncode == 0
     assert call_command("-m", *QUICK_RUN, "--config-dir=~/yamls", "seed=0", "output_dir=there").returncode == 0
+
+
+@pytest.mark.parametrize("folder", ["output_dir", "hydra.run.dir"])
+def test_a_run_that_changes_into_its_folder_has_its_files_there(call_command, tmp_path, monkeypatch, folder):
+    monkeypatch.chdir(tmp_path)
+    done = call_command(*QUICK_RUN, "hydra.job.chdir=true", f"{folder}=here")
+    assert done.returncode == 0, done.stderr
+    assert Path.cwd() == tmp_path
+    assert (tmp_path / "here" / "summary.json").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+    assert yaml.safe_load((tmp_path / "here" / "config.yaml").read_text())["output_dir"] == str(tmp_path / "here")
 
 
 def test_hydras_ways_to_list_values(call_command, tmp_path, monkeypatch):

@@ -137,4 +137,7 @@ def test_each_task_of_a_slurm_array_runs_its_shard(tmp_path):
         env = os.environ | slurm | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
         done = subprocess.run([str(SCRIPT), "experiment=pmfl/table1"], env=env, capture_output=True, text=True, check=True)
         assert done.stdout == f"1 -m experiment=pmfl/table1 engine=local shard={shard}\n"
+    alone = env | {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_COUNT": "1", "TASKS": "8"}
+    done = subprocess.run([str(SCRIPT), "experiment=pmfl/table1"], env=alone, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "shard=3/8"
     assert page_command("sbatch")[2] == str(SCRIPT.relative_to(ROOT))

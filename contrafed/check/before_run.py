@@ -11,8 +11,6 @@ from contrafed.config.run_config import Run
 from contrafed.core.errors import UserError
 from contrafed.core.split_model import SplitModel
 from contrafed.data.federation import Federation
-from contrafed.server.base import strategy_class_of
-from contrafed.training.workspace import client_class_of
 
 CHEAP = (check_in_place, check_random_state, check_attributes)
 EXAMPLES = 4
@@ -21,14 +19,11 @@ LEFT_OUT = (
     "local updates are slow here, so this run began without the check whether two calls give the same output. "
     "contrafed check with the same keys has all checks"
 )
-SHIPPED = ("contrafed.clients.", "contrafed.strategies.", "contrafed.models.")
 
 
 def is_own(run: Run) -> bool:
     """Return whether a run's method or network is not one of the project's."""
-    classes = client_class_of(run.client.strategy), strategy_class_of(run.server)
-    names = [*(found.__module__ for found in classes), run.client.model.module.__name__]
-    return not all(name.startswith(SHIPPED) for name in names)
+    return any(choice.is_own for choice in (run.client.strategy, run.server, run.client.model))
 
 
 def check_before_run(run: Run, federation: Federation, model: SplitModel) -> None:

@@ -50,7 +50,7 @@ def check_participation(participation: Choice, num_trained: int, seed: int, num_
             pattern = make_participation(participation, lambda: shares, num_trained, seed)
             pattern.probability()
             pattern.participants(1)
-            if not found.__module__.startswith("contrafed."):
+            if participation.is_own:
                 _check_rounds(found, lambda: make_participation(participation, lambda: shares, num_trained, seed), num_rounds)
     except MemoryError as error:
         raise UserError(f"num_clients={num_trained} is too large for this machine's memory") from error

@@ -142,7 +142,7 @@ def check_files(run: Run, there: Path, summary: Mapping[str, Any], images: dict[
     dataset, files = run.client.dataset, (run.client.partition, run.participation, run.clock)
     before = summary.get("data_fingerprint")
     # Data that Contrafed downloads do not change.
-    own = not type(dataset.config).__module__.startswith("contrafed.partitions.")
+    own = dataset.is_own
     repository = getattr(dataset.config, "repository", None)
     own = own or (repository is not None and Path(repository).expanduser().is_dir())
     if before is None or not (own or any(getattr(choice.config, "path", None) for choice in (dataset, *files))):

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # A SLURM job array that runs the jobs of an experiment, each task every Nth one:
 #     sbatch --array=1-8 docs/deploy/slurm-array.sh experiment=pmfl/table1
-# Every task sees the same folder. Send the same line again to resume. Add --gres=gpu:1 for a GPU a task.
+# Every task sees the same folder. Send the same line again to resume. Task 3 of 8 alone is
+#     TASKS=8 sbatch --array=3 docs/deploy/slurm-array.sh experiment=pmfl/table1
+# Add --gres=gpu:1 for a GPU a task.
 #SBATCH --job-name=contrafed
 #SBATCH --cpus-per-task=1
 #SBATCH --mem=4G
@@ -10,4 +12,6 @@
 set -euo pipefail
 export OMP_NUM_THREADS=1
 first=${SLURM_ARRAY_TASK_MIN:-1}
-exec contrafed -m "$@" engine=local "shard=$((SLURM_ARRAY_TASK_ID - first + 1))/$SLURM_ARRAY_TASK_COUNT"
+shard=$((SLURM_ARRAY_TASK_ID - first + 1))/$SLURM_ARRAY_TASK_COUNT
+[ -z "${TASKS:-}" ] || shard=$SLURM_ARRAY_TASK_ID/$TASKS
+exec contrafed -m "$@" engine=local "shard=$shard"
