@@ -116,7 +116,10 @@ def test_a_gain_is_over_who_trains_alone_with_the_same_seed(tmp_path):
     many = [{"clients": rows[name], **method(name.replace("other", "local"), **seeds[name])} for name in rows]
     (figure,) = figures.of_papers(runs_of(tmp_path, plot, *many)).values()
     said = [axes.get_title(loc="left") for axes in figure.axes]
-    assert said == ["MOON (67% of clients gain), mean 16.67", "FedAvg (33% of clients gain), mean -8.333"]
+    assert said == [
+        "MOON (67% of clients gain), mean over clients 16.67",
+        "FedAvg (33% of clients gain), mean over clients -8.333",
+    ]
     assert [[bar.get_height() for bar in axes.patches] for axes in figure.axes] == [[50, 25, -25], [25, 0, -50]]
     assert figure.get_supylabel() == "gain in accuracy over training alone (%)"
     assert figures.of_papers(find([tmp_path / "2"])) == {}

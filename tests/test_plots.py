@@ -11,6 +11,7 @@ from reported import method, write_run
 from contrafed.core import registry
 from contrafed.core.display_names import name_label
 from contrafed.report import figures, plots
+from contrafed.report.groups import group_runs
 from contrafed.report.runs import find
 from contrafed.report.style import method_of, style_of, styles
 
@@ -123,14 +124,14 @@ def test_other_kinds_show_what_they_are_given():
     label = "moon partition.alpha=0.1 participation=markovian local.lr=0.05 local.epochs=5 model.projection=[256, 256]"
     (axes,) = (figure := plots.client_bars({f"{label} num_clients=9": {0: 50.0}}, "", "y")).axes
     figure.draw_without_rendering()
-    assert axes._left_title.get_text().endswith("mean 50")
+    assert axes._left_title.get_text().endswith("clients 50")
     assert axes._left_title.get_window_extent().x1 <= figure.bbox.x1
 
 
 def test_a_value_far_below_all_others_keeps_its_number():
     table = {f"m{i}": {"": [90.0 + i]} for i in range(8)}
     figure = plots.dots({**table, "fedawe": {"a": [9.7], "b": [10.3], "": [97.0]}}, "", "accuracy")
-    assert [text.get_text() for text in get_panel(figure).texts] == ["9.7, 10.3"]
+    assert [text.get_text() for text in get_panel(figure).texts] == ["■ 9.7  ▲ 10.3"]
     assert get_panel(figure).get_xlim()[0] > 60
 
 
@@ -247,7 +248,10 @@ def test_bars_of_clients_and_a_metric_of_each_method(tmp_path):
         settings = {"published": {**apart, "method": "fedavg"}, "partition": {"name": "iid", "alpha": alpha}}
         write_run(tmp_path / "panels" / str(alpha), clients=rows, **method("fedavg", **settings))
     (figure,) = figures.of_papers(find([tmp_path / "panels"])).values()
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["FedAvg, 1, mean 25", "FedAvg, 2, mean 50"]
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [
+        "FedAvg, 1, mean over clients 25",
+        "FedAvg, 2, mean over clients 50",
+    ]
     for name, scope in (("fedcrl", ("personal", "test")), ("fedavg", ("global", "clients"))):
         own = {"kind": "curves", "metric": "/".join([*scope, "accuracy"]), "line": "strategy.name", "panel": []}
         write_run(tmp_path / "curves" / name, scope=scope, **method(name, published={**published, "method": name, "plot": own}))
@@ -262,3 +266,38 @@ def test_values_of_a_key_have_their_methods_colour(tmp_path):
         write_run(tmp_path / setting, published=published)
     (figure,) = figures.of_papers(find([tmp_path])).values()
     assert {bar.get_facecolor()[:3] for bar in get_panel(figure).patches} == {to_rgb(style_of("pmfl").colour)}
+
+
+def test_a_last_evaluation_of_fine_tuned_models_is_apart(tmp_path):
+    own = ("personal", "test")
+    write_run(
+        tmp_path / "a", (0.1, 0.3, 0.4, 0.9), scope=own, more=[(30, *own, "untuned/accuracy", 0.5)], **method("fedavg_ft")
+    )
+    write_run(tmp_path / "b", (0.1, 0.6, 0.6, 0.6), scope=own, **method("fedper"))
+    figure = figures.of_runs(find([tmp_path]), "title")["accuracy"]
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in get_panel(figure).lines}
+    assert drawn["fedavg_ft"][-2:] == [[20, 40], [30, 50]]
+    assert drawn["fedavg_ft tuned"] == [[30, 90]]
+    assert drawn["fedper"][-1] == [30, pytest.approx(60)]
+    assert "fedper tuned" not in drawn
+
+
+def test_a_methods_null_is_named_where_the_title_has_the_others_value(tmp_path):
+    for name, select in (("fedavg", 0.1), ("moon", 0.1), ("local", None)):
+        write_run(tmp_path / name, **method(name, participation={"name": "full", "select": select}))
+    found, title = figures.quiet(group_runs(find([tmp_path])), "title")
+    assert "selected clients = 0.1" in title
+    assert sorted(name_label(group.label) for group in found) == ["FedAvg", "Local+FedAvg, selected clients = all", "MOON"]
+
+
+def test_ticks_of_close_values_have_a_logarithmic_axis():
+    def scale(*values):
+        return get_panel(plots.draw("lines", {"": {"pmfl": {x: [50.0] for x in values}}}, "", "x", "y")).get_xscale()
+
+    assert scale(0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 4.0) == "log"
+    assert scale(1.0, 2.0, 3.0) == scale(0.0, 0.01, 1.0) == "linear"
+
+
+def test_numbers_of_equal_cells_are_legible():
+    map_ = get_panel(plots.draw("heatmap", {"": {("1", "1"): 80.0, ("1", "2"): 80.0}}, "", "x", "y"))
+    assert {text.get_color() for text in map_.texts} == {"white"}

@@ -347,3 +347,17 @@ def test_what_fedavg_itself_varies_is_a_setting(tmp_path):
     found = targets(tmp_path, "method", "local.lr")
     assert found["moon", "0.1"] == ("70.00", "-", "-")
     assert found["moon", "0.01"] == ("20.00", "10", "6")
+
+
+def test_a_column_of_methods_with_other_seeds_says_so(tmp_path):
+    for name, seed in (("pmfl", 0), ("pmfl", 1), ("fedau", 1)):
+        write_run(tmp_path / f"{name}-{seed}", (0.1, 0.6), seed=seed, **pmfl(name))
+    (comparison,) = published.compare(find([tmp_path]))
+    assert comparison.has_other_seeds
+    assert published.OTHER_SEEDS in tables.comparison_text(comparison)
+    ours = comparison.both
+    table = results_pages.build_column_table(ours, "title")
+    assert {row[0]: row[table.heads.index("seeds")] for row in table.rows} == {"PMFL": "2", "FedAU": "1"}
+    write_run(tmp_path / "fedau-0", (0.1, 0.6), seed=0, **pmfl("fedau"))
+    (comparison,) = published.compare(find([tmp_path]))
+    assert not comparison.has_other_seeds

@@ -231,3 +231,44 @@ def test_more_methods_need_a_larger_difference():
     few = rank_methods({name: range(5) for name in "abc"})
     many = rank_methods({name: range(5) for name in "abcdefgh"})
     assert few.critical_difference < many.critical_difference
+
+
+def test_a_method_without_a_seed_of_the_baseline_is_named(sweep):
+    for seed in (0, 1, 2):
+        shutil.rmtree(sweep / f"fedavg-cyclic-{seed}")
+        if seed < 2:
+            shutil.rmtree(sweep / f"ditto-full-{seed}")
+    shutil.rmtree(sweep / "fedavg-full-2")
+    scores = significance.collect_scores(find([sweep]))
+    ditto, moon, last = significance.describe_unpaired(scores).partition("fedavg, and so")[2].partition(": ")[2].split("; ")
+    assert {ditto, moon, last.strip(" .\n")} == {
+        "ditto in participation=full", "ditto in participation=cyclic", "moon in participation=cyclic",
+    }  # fmt: skip
+    text = significance.build_tables(scores, "title")["differences"][1]
+    assert significance.describe_unpaired(scores) in text
+
+
+def test_a_setting_with_fewer_seeds_than_the_title_says_so_in_each_cell(sweep):
+    for name in ("fedavg", "moon"):
+        shutil.rmtree(sweep / f"{name}-cyclic-2")
+    cells = significance.build_method_table(significance.collect_scores(find([sweep])), "title")
+    assert cells.title.endswith("over 3 seeds")
+    column = cells.heads.index("participation=cyclic")
+    assert all(row[column].strip("*").endswith("(2 of 3)") for row in cells.rows)
+    assert not any("of 3" in row[3 - column] for row in cells.rows)
+
+
+@pytest.mark.parametrize("width", [3.3, 7.2])
+def test_long_names_stay_within_the_rank_diagram(width):
+    names = [f"PMFL, temperature = 0.{number}, contrast weight = 0.{number}" for number in range(5)]
+    ranking = Ranking(dict(zip(names, (1.2, 1.9, 3.1, 3.8, 5.0), strict=True)), 10, 9.0, 0.01, 1.48)
+    figure = draw_rank_diagram(ranking, "", width)
+    figure.draw_without_rendering()
+    for text in figure.axes[0].texts:
+        box = text.get_window_extent()
+        assert box.x0 >= 0
+        assert box.x1 <= figure.bbox.x1
+    labels = [text for text in figure.axes[0].texts if "PMFL" in text.get_text()]
+    boxes = [label.get_window_extent() for label in labels]
+    assert len(labels) == 5
+    assert not any(a.overlaps(b) for number, a in enumerate(boxes) for b in boxes[:number])

@@ -48,6 +48,7 @@ CHOICE_NAMES = {
         "squeezenet": "SqueezeNet", "vgg9": "VGG-9",
     },
 }  # fmt: skip
+NULL = "null"  # the value of a key that is not set
 SYMBOLS = {"mu": "μ", "tau": "τ", "alpha": "α", "beta": "β", "eta": "η", "lambda": "λ"}
 
 
@@ -82,6 +83,8 @@ def name_value(key: str, value: str) -> str:
     """Return a value of a dotted key: ``CIFAR-10`` for ``dataset.name``, ``Markovian`` for ``participation.name``."""
     if key == "participation.deadline" and value[-1:].isdigit():
         return f"{value[1:]} of the cohort" if value.startswith("q") else f"{value} s"
+    if value == NULL:
+        return "all" if key == "participation.select" else "not set"
     group, _, rest = key.partition(".")
     if rest != "name":
         return _replace_underlines(value)

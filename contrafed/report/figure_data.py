@@ -9,10 +9,12 @@ from contrafed.core.errors import UserError
 from contrafed.report.gains import gaining, gains
 from contrafed.report.groups import format_value, number_of
 from contrafed.report.runs import FinishedRun, Points, flat
+from contrafed.runs.output import series
 
 # Prefix of metrics by client.
 CLIENTS = "clients:"
 # Metrics that compare a run with another one, and the method of that one: MpFedcon, Figures 9 and 3.
+PERSONAL, UNTUNED = ("personal", "test", "accuracy"), ("personal", "test", "untuned/accuracy")
 GAIN, DISTANCE = "clients:accuracy_gain", "distance"
 BASELINE_OF_METRIC = {GAIN: "local", DISTANCE: "fedavg"}
 
@@ -150,11 +152,18 @@ def _curves(run: FinishedRun, metric: str, line: str) -> list[tuple[str, Points]
     scope, split, name = _key(metric)
     points = run.points(scope, split, name) if name else run.mean_over_clients(metric)
     wanted = plot_of(run).get("probabilities") or ()
-    out = [("mean of all clients" if wanted else line, points)]
+    out = [("mean of all clients", points)] if wanted else split_tuned(run, points, line)
     for probability in wanted:
         weights, limit = _nearest(run, metric, float(probability))
         out += [(f"client nearest p = {probability}", weights), (f"its expected weight, p = {probability}", limit)]
     return [(label, curve) for label, curve in out if curve]
+
+
+def split_tuned(run: FinishedRun, points: Points, label: str) -> list[tuple[str, Points]]:
+    """Return (label, curve). A last point that is of fine-tuned models, unlike those before it, is apart as ``LABEL tuned``."""
+    untuned = run.points(*UNTUNED) if points == run.points(*PERSONAL) else []
+    curve, tuned = series.split_tuned(points, untuned)
+    return [(label, list(curve)), *([(f"{label} tuned", list(tuned))] if tuned else [])]
 
 
 def expected_weight(probability: float, cutoff: int) -> float:

@@ -8,14 +8,14 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from contrafed.core.disk import shorten_name
-from contrafed.core.display_names import name_key, name_label, name_setting
+from contrafed.core.display_names import NULL, name_key, name_label, name_setting
 from contrafed.report import pictures, plots
 from contrafed.report.csv_cells import EMPTY_CELL
 from contrafed.report.experiment_keys import spread_settings
-from contrafed.report.figure_data import CLIENTS, add, metrics_of, place_of, plot_of, said_of, unit_of, word_of
+from contrafed.report.figure_data import CLIENTS, add, metrics_of, place_of, plot_of, said_of, split_tuned, unit_of, word_of
 from contrafed.report.groups import Group, group_runs, number_of
 from contrafed.report.published import load
-from contrafed.report.runs import SIMULATED_TIME, FinishedRun, Points, accuracy_of, beside_accuracy_of
+from contrafed.report.runs import SIMULATED_TIME, FinishedRun, Points, accuracy_of, beside_accuracy_of, flat
 from contrafed.report.statistics import over_seeds
 from contrafed.report.waiting import align_seeds, draw_waits, waits_of
 from contrafed.runs.output.figures import WINDOW
@@ -90,7 +90,11 @@ def quiet(found: Sequence[Group], title: str) -> tuple[list[Group], str]:
             lone[key] = usual
     out = []
     for group in found:
-        said = tuple(pair for pair in group.setting if pair[0] in lone and pair[1] != lone[pair[0]])
+        having = flat(group.runs[0].config)  # a key that is null is named, one that the group lacks is not
+        said = tuple(
+            (key, NULL if value == EMPTY_CELL and key in having else value)
+            for key, value in group.setting if key in lone and value != lone[key]
+        )  # fmt: skip
         rest = tuple(pair for pair in group.setting if pair[0] not in lone)
         out.append(replace(group, method=replace(group, setting=said, until=None).label, setting=rest))
     usually = ", ".join(name_setting(key, str(value)) for key, value in lone.items() if value != EMPTY_CELL)
@@ -128,8 +132,11 @@ def _curves(
     for group in found:
         panel = _setting(replace(group, setting=tuple(pair for pair in group.setting if pair[0] not in apart)))
         label = replace(group, setting=tuple(pair for pair in group.setting if pair[0] in apart)).label
-        seeds = [[(t, unit * value) for t, value in points(run)] for run in group.runs]
-        panels.setdefault(panel, {})[label] = seeds if xlabel == "round" else align_seeds(seeds)
+        seeds: dict[str, list[list[tuple[float, float]]]] = {}
+        for name, curve in (each for run in group.runs for each in split_tuned(run, points(run), label)):
+            seeds.setdefault(name, []).append([(t, unit * value) for t, value in curve])
+        aligned = {name: each if xlabel == "round" else align_seeds(each) for name, each in seeds.items()}
+        panels.setdefault(panel, {}).update(aligned)
     if len(panels) > PANELS or max(map(len, panels.values())) > LINES:
         return None
     return plots.draw("curves", panels, title, xlabel, ylabel, window=_window(panels))

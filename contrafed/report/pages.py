@@ -44,8 +44,9 @@ def write(
     drawn = figures.of_runs(runs, title) | figures.of_papers(runs)
     if (scores := significance.collect_scores(runs, baseline)) is not None:
         found |= significance.build_tables(scores, title)
-        if (ranking := significance.rank_scores(scores)) is not None:
-            drawn["ranks"] = draw_rank_diagram(ranking, f"{title}: {significance.describe_ranking(scores, ranking)}")
+        named = name_scores(scores, [group for group in group_runs(runs) if group.until is None])
+        if (ranking := significance.rank_scores(named)) is not None:
+            drawn["ranks"] = draw_rank_diagram(ranking, f"{title}: {significance.describe_ranking(named, ranking)}")
     files = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -141,8 +142,8 @@ def format_differences(runs: Sequence[FinishedRun], title: str, *, named: bool =
         cells = significance.build_method_table(scores, title)
         said = cells.title.removeprefix(f"{title}: ").capitalize()
         means = f"\n### Methods by setting\n\n{said}.\n\n{cells.markdown}{significance.BOLD}"
-    said = f"By {scores.said} after the last round."
-    return f"{means}\n### Differences to {scores.baseline}\n\n{said}\n\n{table.markdown}{significance.DIFFERENCES}"
+    said, unpaired = f"By {scores.said} after the last round.", significance.describe_unpaired(scores)
+    return f"{means}\n### Differences to {scores.baseline}\n\n{said}\n\n{table.markdown}{significance.DIFFERENCES}{unpaired}"
 
 
 def name_of(folder: Path) -> str:

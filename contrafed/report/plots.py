@@ -33,9 +33,11 @@ TITLE_LETTERS_PER_INCH = 13
 TITLE_LINE_INCHES = 0.16
 # Panels in a row, labels in a column of a legend, and approximate number of markers on a curve.
 ACROSS, ONE_COLUMN, MARKS = 3, 18, 8
+NEAR = 0.04  # distance of two ticks, as a share of the axis, at which their numbers overlap
 GRID: dict[str, Any] = {"color": "#dddddd", "linewidth": 0.6}
 # Of the settings in ``dots``.
 MARKERS = "os^DvPX*<>hp"
+SIGNS = "●■▲◆▼✚✖★◀▶⬢⬟"  # the same in a text
 
 
 def save(figure: Figure, stem: Path, dpi: int = 160) -> list[Path]:
@@ -210,7 +212,7 @@ def lines(axes: Any, series: Mapping[str, Mapping[float, Sequence[float]]], look
             linestyle=style.line, marker=style.marker, markersize=5, linewidth=1.5, capsize=3, label=label,
         )  # fmt: skip
     every = sorted({x for table in series.values() for x in table})
-    if len(every) > 2 and every[0] > 0 and every[-1] / every[0] >= 50:
+    if len(every) > 2 and every[0] > 0 and (every[-1] / every[0] >= 50 or np.diff(every).min() < NEAR * (every[-1] - every[0])):
         axes.set_xscale("log")
     axes.set_xticks(every, [f"{x:g}" for x in every])
     axes.minorticks_off()
@@ -232,7 +234,15 @@ def heat_map(
     axes.imshow(values, aspect="auto", cmap="cividis", interpolation="nearest", vmin=low, vmax=high)
     for (i, j), value in np.ndenumerate(values):
         if not math.isnan(value):
-            axes.text(j, i, f"{value:.1f}", ha="center", va="center", color="white" if value < middle else "black", fontsize=9)
+            axes.text(
+                j,
+                i,
+                f"{value:.1f}",
+                ha="center",
+                va="center",
+                color="white" if value < middle or low == high else "black",
+                fontsize=9,
+            )
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(rows)), rows)
     axes.tick_params(length=0)
@@ -285,7 +295,9 @@ def client_bars(values: Mapping[str, Mapping[int, float]], title: str, ylabel: s
     clients = sorted(set().union(*values.values()), key=lambda client: (-first.get(client, -math.inf), client))
     heights = {label: [values[label].get(client, math.nan) for client in clients] for label in labels}
     means = {label: float(np.nanmean(heights[label])) for label in labels}
-    figure, rows = stack_rows([f"{name_label(label)}, mean {means[label]:.4g}" for label in labels], title, sharex=True)
+    figure, rows = stack_rows(
+        [f"{name_label(label)}, mean over clients {means[label]:.4g}" for label in labels], title, sharex=True
+    )
     for axes, label in zip(rows, labels, strict=True):
         axes.bar(range(len(clients)), heights[label], width=0.85 if len(clients) <= 60 else 1, color=look[label].colour)
         axes.axhline(means[label], color="#444444", linewidth=1, linestyle="--")
@@ -300,7 +312,7 @@ def dots(values: Mapping[str, Mapping[str, Sequence[float]]], title: str, xlabel
     """Draw {label: {setting: values of each seed}}: a row per label, a dot per setting, and the standard deviation over seeds.
 
     This is for more jobs than curves can show. The label has the colour, the setting the marker. A value far below all others
-    is drawn at the left edge with its number, and bars end at the axis.
+    is a number with its marker at the left edge. Bars end at the axis.
     """
     settings = list(dict.fromkeys(setting for table in values.values() for setting in table))
     look = styles(list(values))
@@ -309,15 +321,20 @@ def dots(values: Mapping[str, Mapping[str, Sequence[float]]], title: str, xlabel
     figure = Figure(figsize=(ALONE[0], 1.5 + 0.21 * len(values)), layout="constrained")
     axes = figure.subplots()
     for row, (label, table) in enumerate(values.items()):
-        below = [mean for mean, _ in map(over_seeds, table.values()) if mean < edge]
+        below = {
+            setting: mean for setting, (mean, _) in zip(table, map(over_seeds, table.values()), strict=True) if mean < edge
+        }
         if below:
-            said = ", ".join(f"{mean:.1f}" for mean in below)
+            signs = [f"{SIGNS[settings.index(setting) % len(SIGNS)]} " if len(settings) > 1 else "" for setting in below]
+            said = "  ".join(f"{sign}{mean:.1f}" for sign, mean in zip(signs, below.values(), strict=True))
             behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
             axes.annotate(said, (edge, row), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8, bbox=behind)
         for setting, numbers in table.items():
             mean, deviation = over_seeds(numbers)
+            if mean < edge:
+                continue
             axes.errorbar(
-                max(mean, edge), row, xerr=None if math.isnan(deviation) else deviation, color=look[label].colour, capsize=2,
+                mean, row, xerr=None if math.isnan(deviation) else deviation, color=look[label].colour, capsize=2,
                 linestyle="", **_marker(settings.index(setting), look[label].colour),
             )  # fmt: skip
     axes.set_yticks(range(len(values)), [name_label(label) for label in values], fontsize=9)

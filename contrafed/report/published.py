@@ -27,6 +27,9 @@ LOWER_IS_BETTER = frozenset({"rounds", "traffic_mb"})
 UNREACHED_VALUES = {"rounds": math.inf, "speedup": 0.0, "traffic_mb": math.inf}
 # Metrics of the papers' tables that no run has, and the command that measures them.
 MEASURED_BY = {"defended": "python -m contrafed.report.leakage"}
+OTHER_SEEDS = (
+    "Methods of one column have different seeds, so their ranks and correlation are less certain than paired differences"
+)
 # The keys of a table's column, and of one of its cells.
 COLUMN = ["dataset", "setting", "metric"]
 CELL = [*COLUMN, "method"]
@@ -47,11 +50,12 @@ class Comparison:
     """One table of a paper with our runs: a row per cell of the paper or of a run.
 
     The table ``cells`` has the columns dataset, setting, metric, method, paper, paper_std, note, ours, ours_std,
-    ours_client_std, seeds, runs, difference, rank, paper_rank. Here ours_std is over seeds, and ours_client_std the mean over
-    seeds of the std over clients. For rounds, speed-up and traffic to a target, ours is the mean over the ``seeds`` that reach
-    it. It is ``UNREACHED_VALUES`` if no run does, which tables show as "-" and which shares the last rank. The function
-    ``find_ranking_columns`` defines what is ranked together. Deviations of the runs are in ``changed`` and ``scale``. If
-    several runs have the same cell and seed, the last one is used, and ``aside`` has a line about each other run.
+    ours_client_std, seeds, runs, seed_list, difference, rank, paper_rank. Here ours_std is over seeds, and ours_client_std the
+    mean over seeds of the std over clients. The runs have the seeds of ``seed_list``. For rounds, speed-up and traffic to a
+    target, ours is the mean over the ``seeds`` that reach it. It is ``UNREACHED_VALUES`` if no run does, which tables show as
+    "-" and which shares the last rank. The function ``find_ranking_columns`` defines what is ranked together. Deviations of the
+    runs are in ``changed`` and ``scale``. If several runs have the same cell and seed, the last one is used, and ``aside`` has
+    a line about each other run.
     """
 
     paper: str
@@ -98,6 +102,11 @@ class Comparison:
         """Metrics of the table that no run has: keys of ``MEASURED_BY``."""
         theirs = load(self.paper)
         return [metric for metric in MEASURED_BY if metric in set(theirs[theirs["table"] == self.table]["metric"])]
+
+    @property
+    def has_other_seeds(self) -> bool:
+        """Whether cells that are ranked together have other seeds."""
+        return bool((self.both.groupby(find_ranking_columns(self.cells))["seed_list"].nunique() > 1).any())
 
     def columns(self) -> list[tuple[tuple[str, str, str], pd.DataFrame]]:
         """Return ((dataset, setting, metric), its cells) of the columns with a value of ours."""
@@ -186,7 +195,7 @@ def _comparison(key: tuple[str, str, str, tuple[str, ...]], runs: Sequence[Finis
 def _cells(paper: str, table: str, runs: Sequence[FinishedRun]) -> pd.DataFrame:
     """Return the cells of one table: the paper's, and those that only we have."""
     rows = [row for run in runs for row in _rows(run, runs)]
-    ours = pd.DataFrame(rows, columns=[*CELL, "value", "client_std"])
+    ours = pd.DataFrame(rows, columns=[*CELL, "value", "client_std", "seed"])
     never = ours["metric"].map(UNREACHED_VALUES)
     ours["never"] = never.where(ours["value"] == never)
     ours["value"] = ours["value"].where(ours["never"].isna())
@@ -196,6 +205,7 @@ def _cells(paper: str, table: str, runs: Sequence[FinishedRun]) -> pd.DataFrame:
         ours_client_std=("client_std", lambda values: over_seeds(list(values))[0]),
         seeds=("value", "count"),
         runs=("value", "size"),
+        seed_list=("seed", lambda seeds: " ".join(map(str, sorted(seeds)))),
         never=("never", "max"),
     )
     means["ours"] = means["ours"].fillna(means.pop("never"))
@@ -205,7 +215,7 @@ def _cells(paper: str, table: str, runs: Sequence[FinishedRun]) -> pd.DataFrame:
     ]
     # The paper's order, followed by cells that the paper does not have.
     index = pd.MultiIndex.from_tuples(list(dict.fromkeys([*theirs.index, *means.index])), names=CELL)
-    cells = theirs.reindex(index).join(means).fillna({"seeds": 0, "runs": 0, "note": ""})
+    cells = theirs.reindex(index).join(means).fillna({"seeds": 0, "runs": 0, "seed_list": "", "note": ""})
     cells = cells.astype({"seeds": int, "runs": int}).reset_index()
     cells["difference"] = (cells["ours"] - cells["paper"]).where(cells["seeds"] > 0)
     for rank, column in (("rank", "ours"), ("paper_rank", "paper")):
@@ -225,7 +235,7 @@ def _rows(run: FinishedRun, runs: Sequence[FinishedRun]) -> list[list[Any]]:
         key = str(cell["value"])
         value = TO_TARGET[key](run, _beside(run, runs)) if key in TO_TARGET else 100 * run.number(key)
         spread = 100 * run.number(str(cell["std"])) if cell.get("std") else math.nan
-        rows.append([*place, value, spread])
+        rows.append([*place, value, spread, run.config["seed"]])
     return rows
 
 

@@ -16,7 +16,7 @@ from contrafed.report.groups import describe_mixes, group_runs, usable
 from contrafed.report.measures import describe_left_out
 from contrafed.report.names import label_group, name_table
 from contrafed.report.pages import describe_training, format_differences, format_left_out, format_selection, join_remarks
-from contrafed.report.published import MEASURED_BY, Comparison
+from contrafed.report.published import MEASURED_BY, OTHER_SEEDS, Comparison
 from contrafed.report.runs import FinishedRun
 from contrafed.report.significance import BASELINE
 from contrafed.report.statistics import spearman
@@ -31,6 +31,7 @@ GUIDE = """## How to read the tables
 
 * Accuracies are percentages: the mean ± standard deviation (std) over seeds. One seed has no std.
 * *Our value* is of our runs. *Published value* is the paper's. Ranks include only cells that have both.
+* *Clients' accuracy* is weighted by the clients' test examples. *Std over clients* and the mean in a figure of clients are not.
 * *Mean of the best five* is the mean of the five best evaluations of a run.
 * *FedAvg's last* is FedAvg's accuracy after its last round in the same setting.
 * *Rounds to* and *MiB to* FedAvg's last end at the first evaluation that reaches it. "-" means that no seed reaches it.
@@ -195,16 +196,19 @@ def name_column(dataset: str, setting: str, metric: str) -> str:
 
 def build_column_table(cells: pd.DataFrame, title: str) -> Table:
     """Return one column of a paper's table: a row for each method with a run, one number in a cell."""
-    rows, spread = [], cells["ours_client_std"].notna().any()
+    rows, spread, several = [], cells["ours_client_std"].notna().any(), cells["runs"].max() > 1
     for cell in cells.to_dict("records"):
         ours = tables.ours_of(cell)
         if not ours:  # no run: the text below the tables counts these cells
             continue
         stds = (figure_of(cell["ours_client_std"]), figure_of(cell["paper_std"])) if spread else ()
         ranks = ("" if math.isnan(cell[rank]) else f"{cell[rank]:g}" for rank in RANKS)
-        rows.append((name_method(str(cell["method"])), ours, figure_of(cell["paper"]), _difference(cell), *stds, *ranks))
+        seeds = (str(cell["runs"]),) if several else ()
+        published = figure_of(cell["paper"])
+        rows.append((name_method(str(cell["method"])), *seeds, ours, published, _difference(cell), *stds, *ranks))
     over_clients = ("our std over clients", "published std over clients") if spread else ()
-    heads = ("method", "our value", "published value", "difference", *over_clients, "our rank", "published rank")
+    seeds = ("seeds",) if several else ()
+    heads = ("method", *seeds, "our value", "published value", "difference", *over_clients, "our rank", "published rank")
     return Table(title, heads, tuple(rows), cells)
 
 
@@ -287,3 +291,5 @@ def _describe_missing(comparison: Comparison) -> Iterator[str]:
         yield f"{len(comparison.silent)} more have a run without this number."
     for metric in comparison.elsewhere:
         yield f"`{MEASURED_BY[metric]}` measures `{metric}`."
+    if comparison.has_other_seeds:
+        yield f"{OTHER_SEEDS}."

@@ -33,12 +33,13 @@ NARROW = 2  # settings that fit in one of two columns
 BOLD_CELLS = "Bold: the best of a column, and all whose paired difference to it has a 95 % interval with 0 in it"
 BOLD = f"""
 {BOLD_CELLS}. Methods
-are compared on the seeds that both have. Seeds: the most that a cell has. A cell with fewer has their number in brackets.
+are compared on the seeds that both have. One seed gives no interval, so only the best is bold then. Two give a wide one. A cell
+with fewer seeds than the title says has their number in brackets.
 """
 DIFFERENCES = """
-Paired differences of equal seeds, in points. p: paired t test, corrected by Holm for the number of rows. Seeds for one point:
-how many seeds find a true difference of one point with probability 0.8 at level 0.05, as estimated from these pairs. If all
-differences are 0, the interval is 0 to 0 and p is 1. If they are equal but not 0, there is no interval and no p.
+Paired differences of equal seeds, in points. p: paired t test, corrected by Holm for the number of rows with a p. Seeds for one
+point: how many seeds find a true difference of one point with probability 0.8 at level 0.05, as estimated from these pairs. If
+all differences are 0, the interval is 0 to 0 and p is 1. If they are equal but not 0, there is no interval and no p.
 """
 RANKS = """
 Rank 1 is the best. Friedman's test asks whether any method differs. Two methods differ if their mean ranks are further apart
@@ -160,13 +161,13 @@ def build_method_table(scores: Scores, title: str) -> Table:
     methods, settings = scores.methods, [str(setting) for setting in scores.means.index]
     bold = {setting: compare_to_best(scores, setting) for setting in settings}
     rows, numbers = list[tuple[str, ...]](), list[dict[str, Any]]()
-    most = scores.table.groupby(level="setting").count().max(axis=1)
+    most = _count_seeds(scores)
     for method in methods:
         cells = [method]
         for setting in settings:
             values = [value for value in scores.of(setting, method) if not math.isnan(value)]
             mean, std = over_seeds(values)
-            text = figure_of(mean, std) + (f" ({len(values)} of {most[setting]})" if 0 < len(values) < most[setting] else "")
+            text = figure_of(mean, std) + (f" ({len(values)} of {most})" if 0 < len(values) < most else "")
             is_best = bold[setting].get(method, False)
             cells.append(f"**{text}**" if is_best else text)
             if values:
@@ -175,12 +176,13 @@ def build_method_table(scores: Scores, title: str) -> Table:
                 numbers.append({"method": method, **described, **cell})
         rows.append(tuple(cells))
     heads = ("method", *(setting or f"{scores.said}, last (%)" for setting in settings))
-    return Table(f"{title}: {scores.said}, last round (%), {_count_seeds(scores)}", heads, tuple(rows), pd.DataFrame(numbers))
+    seeds = "one seed" if most == 1 else f"mean ± std over {most} seeds"
+    return Table(f"{title}: {scores.said}, last round (%), {seeds}", heads, tuple(rows), pd.DataFrame(numbers))
 
 
-def _count_seeds(scores: Scores) -> str:
-    most = int(scores.table.groupby(level="setting").count().to_numpy().max())
-    return "one seed" if most == 1 else f"mean ± std over {most} seeds"
+def _count_seeds(scores: Scores) -> int:
+    """Return the most seeds that a cell has."""
+    return int(scores.table.groupby(level="setting").count().to_numpy().max())
 
 
 def build_differences(scores: Scores, title: str) -> Table | None:
@@ -207,6 +209,19 @@ def build_differences(scores: Scores, title: str) -> Table | None:
         numbers.append({"method": method, **described, **said, "seeds_for_one_point": pair.seeds})
     heads = ("method", *scores.keys, "n", "difference", "95 % interval", "p (Holm)", "seeds for one point")
     return Table(f"{title}: {scores.said}, differences to {scores.baseline}", heads, tuple(rows), pd.DataFrame(numbers))
+
+
+def describe_unpaired(scores: Scores) -> str:
+    """Return a sentence about methods without a seed of the baseline in a setting, empty if there are none."""
+    if scores.baseline is None or scores.baseline not in scores.table:
+        return ""
+    paired, without = scores.table[scores.baseline].notna(), list[str]()
+    for method in scores.methods:
+        own = scores.table[method].notna()
+        settings = dict.fromkeys(own[own].index.get_level_values("setting"))
+        shared = set((own & paired)[own & paired].index.get_level_values("setting"))
+        without += [" in ".join(filter(None, (method, str(setting)))) for setting in settings if setting not in shared]
+    return f"\nWithout a seed of {scores.baseline}, and so without a difference: {'; '.join(without)}.\n" if without else ""
 
 
 def _format_p(p: float) -> str:
@@ -239,7 +254,7 @@ def build_tables(scores: Scores, title: str) -> dict[str, tuple[Table, str, str]
     cells = build_method_table(scores, title)
     out = {"methods": (cells, cells.markdown + BOLD, write_latex(scores, cells))}
     if (differences := build_differences(scores, title)) is not None:
-        out["differences"] = (differences, differences.markdown + DIFFERENCES, differences.latex)
+        out["differences"] = (differences, differences.markdown + DIFFERENCES + describe_unpaired(scores), differences.latex)
     if (ranking := rank_scores(scores)) is not None:
         ranks = build_ranks(scores, ranking, title)
         out["ranks"] = (ranks, ranks.markdown + RANKS, ranks.latex)

@@ -13,14 +13,15 @@ from contrafed.report.csv_cells import escape_table
 from contrafed.report.groups import Group, format_value, group_runs, number_of, short
 from contrafed.report.latex import escape_tex, float_tex
 from contrafed.report.measures import Measures, choose_measures, use_measure
-from contrafed.report.published import COLUMN, MEASURED_BY, UNREACHED_VALUES, Comparison, find_ranking_columns
+from contrafed.report.published import COLUMN, MEASURED_BY, OTHER_SEEDS, UNREACHED_VALUES, Comparison, find_ranking_columns
 from contrafed.report.runs import SIMULATED_TIME, FinishedRun, Points, accuracy_of, beside_accuracy_of, ending_accuracy_of, flat
 from contrafed.report.statistics import first_at, over_seeds
 
 MIB = 2**20
 # Below a table of runs.
 READ = """
-Numbers are mean ± sample standard deviation over seeds, accuracies in percent. *FedAvg's last* is FedAvg's last accuracy in
+Numbers are mean ± sample standard deviation over seeds, scores in percent. *Clients' accuracy* is weighted by the clients'
+test examples, its *std over clients* is not. *FedAvg's last* is FedAvg's last accuracy in
 the same setting. Keys that an experiment sets for single methods do not belong to the setting. *Rounds to* and *MiB to* are
 means over the seeds that reach this accuracy. If some seeds do not, the number of those that do is in brackets. "-": no seed
 reaches it.
@@ -368,7 +369,7 @@ def correlation_lines(comparison: Comparison) -> list[str]:
         lines.append(f"Spearman's correlation with the paper {within}: {sum(known) / len(known):.2f}")
     for key, value, count in inner:
         lines.append(f"Spearman's correlation, {' '.join(filter(None, key))}: {_rho(value)} ({count} cells)")
-    return lines
+    return [*lines, OTHER_SEEDS] if comparison.has_other_seeds else lines
 
 
 def _rho(value: float) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from contrafed.runs.output.series import Curves, moving_average, shown_clients
+from contrafed.runs.output.series import Curves, moving_average, shown_clients, split_tuned
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish too.
 BLUE, ORANGE, GREEN, GREY, SKY, YELLOW = "#0072B2", "#D55E00", "#009E73", "#666666", "#56B4E9", "#E69F00"
@@ -37,19 +37,21 @@ def accuracy_figure(path: Path, curves: Curves, note: str = "", title: str = "")
         ("global", "validation", SKY, "global model, validation"),
         ("personal", "validation", YELLOW, "personal models, own validation parts"),
     )
-    for scope, split, colour, label in kinds:
-        points = curves.get((scope, split, "accuracy"), ())
+    for scope, split, colour, kind in kinds:
+        points, tuned = split_tuned(*(curves.get((scope, split, name), ()) for name in ("accuracy", "untuned/accuracy")))
         if not points:
             continue
         shown += 1
         rounds, values = zip(*points, strict=True)
-        drawn, smooth = 100 * np.array(values), len(points) >= MANY_POINTS
+        drawn, smooth, label = 100 * np.array(values), len(points) >= MANY_POINTS, kind
         if smooth:
             axes.plot(rounds, drawn, color=colour, alpha=0.25, linewidth=0.6)
             drawn, label = np.array(moving_average(drawn.tolist(), WINDOW)), f"{label} (mean of {WINDOW})"
         dots = {"marker": "o", "markersize": 3.5} if len(points) <= 25 else {}
         axes.plot(rounds, drawn, color=colour, label=label, linewidth=1.6, clip_on=smooth, **dots)
-        spread = curves.get((scope, split, "accuracy_std"), ())
+        if tuned:
+            axes.plot(tuned[0][0], 100 * tuned[0][1], "D", color=colour, label=f"{kind}, fine-tuned", clip_on=False)
+        spread, _ = split_tuned(*(curves.get((scope, split, name), ()) for name in ("accuracy_std", "untuned/accuracy_std")))
         if len(spread) == len(points):
             width = 100 * np.array([value for _, value in spread])
             if smooth:

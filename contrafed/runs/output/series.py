@@ -6,8 +6,9 @@ import numpy as np
 
 from contrafed.core.metrics import FUNCTIONS
 
-# (scope, split, metric) of metrics.csv -> its points (round, value), in the order of rounds.
-Curves = Mapping[tuple[str, str, str], Sequence[tuple[int, float]]]
+# Points are (round, value), in the order of rounds. Curves are {(scope, split, metric) of metrics.csv: its points}.
+Points = Sequence[tuple[int, float]]
+Curves = Mapping[tuple[str, str, str], Points]
 
 Order = Sequence[int] | None  # rounds, the best first
 
@@ -43,6 +44,16 @@ def ema(points: Sequence[tuple[int, float]], decay: float) -> dict[int, float]:
         out[t] = value if last is None else kept * out[last] + (1 - kept) * value
         last = t
     return out
+
+
+def split_tuned(points: Points, untuned: Points) -> tuple[Points, Points]:
+    """Return personal accuracies as a curve of models before their fine-tuning, and the fine-tuned ones.
+
+    Args:
+        points: Those of every evaluation. Methods that fine-tune do it for the last one.
+        untuned: Those of the last evaluation before the fine-tuning, empty for other methods.
+    """
+    return ([*points[:-1], *untuned[-1:]], points[-1:]) if untuned and points else (points, [])
 
 
 def moving_average(values: Sequence[float], window: int) -> list[float]:
@@ -132,8 +143,8 @@ def _clients_summary(curves: Curves, first_round: int, scope: str, split: str, p
     if own := values("accuracy"):
         best_round, best = _by_rank(points_of(curves, scope, split, "accuracy", first_round), order)[0]
         # MpFedcon reports the mean over the last ten evaluations, FedCRL the best. A mean does not use the fine-tuned accuracy.
-        untuned = values("untuned/accuracy")
-        last = [*own[:-1], *(untuned or own)[-1:]][-10:]
+        points, untuned = (points_of(curves, scope, split, name, first_round) for name in ("accuracy", "untuned/accuracy"))
+        last = [value for _, value in split_tuned(points, untuned)[0][-10:]]
         summary |= {f"{prefix}accuracy_mean": own[-1], f"{prefix}accuracy_best": best}
         summary[f"{prefix}accuracy_last10_mean"] = sum(last) / len(last)
     for *where, name in list(curves):  # clients' other models, such as MpFedcon's refitted heads
