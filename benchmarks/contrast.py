@@ -73,7 +73,7 @@ def bare_passes(model: Any, batch: int, steps: int, method: str, kind: str) -> C
     import torch
     from torch import nn
 
-    from contrafed.core.split_model import HalvingPool
+    from contrafed.core.layers import HalvingPool
 
     network = copy.deepcopy(model).train().requires_grad_(True)
     if kind == "bare":

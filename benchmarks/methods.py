@@ -1,13 +1,12 @@
 """Compare every method with the same settings: the time of a round relative to FedAvg's, and the table of docs/METHODS.md.
 
     python benchmarks/methods.py seconds     run each method in turns with FedAvg, into results/methods/seconds.csv
-    python benchmarks/methods.py table       write the table from that, results/digits.csv and the code
+    python benchmarks/methods.py table       write the table from that and results/digits.csv
 
 The settings are ``experiment=digits`` with ``participation=uniform``, and accuracies come from its sweep. Time is the process's
 own (CPU seconds on one core), so that other work on the machine has little effect.
 """
 
-import ast
 import csv
 import math
 import statistics
@@ -16,7 +15,6 @@ import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -63,6 +61,14 @@ def _seconds_a_round(name: str, rounds: int) -> float:
 
 def table() -> None:
     """Write the table of docs/METHODS.md between its two marks."""
+    page = ROOT / "docs" / "METHODS.md"
+    text = page.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN, 1)
+    page.write_text(f"{before}{BEGIN}\n{chr(10).join(build_table())}\n{END}{rest.split(END, 1)[1]}", encoding="utf-8")
+
+
+def build_table() -> list[str]:
+    """Return the lines of the table."""
     from contrafed.core import registry
     from contrafed.report import results
 
@@ -72,19 +78,16 @@ def table() -> None:
     with SECONDS.open(encoding="utf-8") as file:
         ratios = {row["strategy"]: row["ratio"] for row in csv.DictReader(file)}
     lines = [
-        f"| method | {' | '.join(f'{kind}, {p}' for kind in ('global', 'clients') for p in PATTERNS)} | time | KiB | lines |",
-        f"| --- |{' ---: |' * 9}",
+        f"| method | {' | '.join(f'{kind}, {p}' for kind in ('global', 'clients') for p in PATTERNS)} | time | KiB |",
+        f"| --- |{' ---: |' * 8}",
     ]
     for name in registry.choices("strategy"):
         if not (mine := [row for row in runs if row["method"] == name]):
             continue
         scores = [_score(mine, columns, pattern) for columns in (GLOBAL, PERSONAL) for pattern in PATTERNS]
-        kib, halves = _kib([run for run in digits if run.method == name]), " + ".join(_halves(name))
-        lines.append(f"| `{name}` | {' | '.join(scores)} | {ratios[name]} | {kib} | {halves} |")
-    page = ROOT / "docs" / "METHODS.md"
-    text = page.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN, 1)
-    page.write_text(f"{before}{BEGIN}\n{chr(10).join(lines)}\n{END}{rest.split(END, 1)[1]}", encoding="utf-8")
+        kib = _kib([run for run in digits if run.method == name])
+        lines.append(f"| `{name}` | {' | '.join(scores)} | {ratios[name]} | {kib} |")
+    return lines
 
 
 def _score(runs: list[dict[str, str]], columns: tuple[str, ...], pattern: str) -> str:
@@ -98,27 +101,6 @@ def _kib(runs: list[Any]) -> str:
     """Return what a client receives and uploads in a round, in KiB."""
     down, up = (statistics.mean(run.number(f"bytes_{way}_per_client") for run in runs) for way in ("down", "up"))
     return f"{down / 1024:.0f} + {up / 1024:.0f}"
-
-
-def _halves(name: str) -> list[str]:
-    """Return the executable lines of a method's client and of its strategy."""
-    from omegaconf import OmegaConf
-
-    from contrafed import compose
-    from contrafed.config.run_config import resolve
-
-    ready: Any = resolve(OmegaConf.to_container(compose(f"strategy={name}"), resolve=True))  # type: ignore[arg-type]
-    return [str(_lines(ready.client.strategy.module)), str(_lines(ready.server.module))]
-
-
-def _lines(module: ModuleType) -> int:
-    """Return the number of lines with the start of a statement, without docstrings and imports."""
-    tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
-    items = list(ast.walk(tree))
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
-    texts = {id(item.body[0]) for item in items if isinstance(item, documented) and ast.get_docstring(item)}
-    left_out = (ast.Import, ast.ImportFrom)
-    return len({n.lineno for n in items if isinstance(n, ast.stmt) and not isinstance(n, left_out) and id(n) not in texts})
 
 
 if __name__ == "__main__":

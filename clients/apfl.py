@@ -33,7 +33,7 @@ class APFLClient(Client):
     Deviation: the authors' code steps w first, mixes logits and adds 0.02 alpha to the gradient of alpha.
     """
 
-    family = "personal, a whole model"
+    family = "personal, all layers"
     paper = Paper(
         authors="Deng, Kamani and Mahdavi",
         title="Adaptive Personalized Federated Learning",

@@ -30,7 +30,7 @@ class DittoClient(Client):
     FedAvg's, bit for bit.
     """
 
-    family = "personal, a whole model"
+    family = "personal, all layers"
     paper = Paper(
         authors="Li, Hu, Beirami and Smith",
         title="Ditto: Fair and Robust Federated Learning Through Personalization",

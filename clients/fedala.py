@@ -43,7 +43,7 @@ class FedALAClient(Client):
     Deviation: w_k is the model of the client's last participation. The authors' code blends in absent clients too.
     """
 
-    family = "personal, a whole model"
+    family = "personal, all layers"
     paper = Paper(
         authors="Zhang, Hua, Wang, Song, Xue, Ma and Guan",
         title="FedALA: Adaptive Local Aggregation for Personalized Federated Learning",

@@ -28,7 +28,7 @@ class FedAMPClient(Client):
     Interpretation: Equation 8 is minimised by local training.
     """
 
-    family = "personal, a whole model"
+    family = "personal, all layers"
     paper = Paper(
         authors="Huang, Chu, Zhou, Wang, Liu, Pei and Zhang",
         title="Personalized Cross-Silo Federated Learning on Non-IID Data",

@@ -31,7 +31,7 @@ class FedAvgFTClient(Client):
     Source: a baseline in the code of Collins et al. 2021: ten epochs of the head, in one extra round of all clients.
     """
 
-    family = "personal, a whole model"
+    family = "personal, all layers"
     paper = Paper(
         authors="Collins, Hassani, Mokhtari and Shakkottai",
         title="Exploiting Shared Representations for Personalized Federated Learning",

@@ -11,5 +11,5 @@ class LocalClient(Client):
     A client trains only in rounds with its participation.
     """
 
-    family = "personal, a whole model"
+    family = "personal, all layers"
     shared = ()

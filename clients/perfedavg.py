@@ -37,7 +37,7 @@ class PerFedAvgClient(Client):
     that is used whole in each.
     """
 
-    family = "personal, a whole model"
+    family = "personal, all layers"
     paper = Paper(
         authors="Fallah, Mokhtari and Ozdaglar",
         title="Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach",

@@ -40,7 +40,7 @@ class PFedMeClient(Client):
     batch. Their term 0.001 theta in the inner step is ``local.weight_decay``.
     """
 
-    family = "personal, a whole model"
+    family = "personal, all layers"
     paper = Paper(
         authors="T Dinh, Tran and Nguyen",
         title="Personalized Federated Learning with Moreau Envelopes",

@@ -137,8 +137,9 @@ class ContrafedSweeper(Sweeper):
 
     def _run(self) -> list[JobReturn]:
         from contrafed.runs.output.folder import make_folder
-        from contrafed.runs.setup import load_data
+        from contrafed.runs.setup import check_launcher, load_data
 
+        check_launcher(type(self.launcher).__name__)
         self._check_folders()
         self.config.hydra.sweep.dir = str(self.jobs[0].home)  # launchers make it
         for each in self.jobs:

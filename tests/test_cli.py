@@ -51,6 +51,7 @@ init_from=/no/such
 experiment=pmfl/tabel1
 -m strategy=pfml,moon
 --config-dir=/no/such strategy=mine
+hydra.searchpath=[file:///no/such]
 --cfg job
 --help""".splitlines()
 

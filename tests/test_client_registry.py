@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("quick_devices")
             [{"partition-id": 0}, {"partition-id": 1}, {"partition-id": 3}],
             "client of partition 3 cannot .*: partition-id=3 .* 0..2",
         ),
-        ([{"partition-id": 0}, {"partition-id": 1}, {}], "client 12 cannot take part: --node-config needs partition-id"),
+        ([{"partition-id": 0}, {"partition-id": 1}, {}], "client 12 cannot participate: --node-config needs partition-id"),
         ([{"partition-id": "0"}, {"partition-id": 1}, {"partition-id": 2}], "a whole number from 0 without quotes, found '0'"),
         (
             [{"partition-id": 0, "statedir": "/x"}, {"partition-id": 1}, {"partition-id": 2}],
@@ -211,7 +211,7 @@ def test_a_folder_of_ones_own_has_empty_folders_for_absent_classes(tmp_path, spl
         run_own(tmp_path / "other", Wire(*plain(data=f"{tmp_path}/{{k}}")), "strategy=fedavg", *options)
     for part in ("train", "test") if split else ("",):
         shutil.rmtree(tmp_path / "0" / part / "a")
-    with pytest.raises(UserError, match="client of partition 0 cannot take part: .*has 2 classes; this run has 3"):
+    with pytest.raises(UserError, match="client of partition 0 cannot participate: .*has 2 classes; this run has 3"):
         run_own(tmp_path / "fewer", Wire(*plain(data=f"{tmp_path}/{{k}}")), "strategy=fedavg", *options)
 
 
@@ -229,7 +229,7 @@ def test_data_that_do_not_fit_are_refused_before_round_1(tmp_path, make, says):
         images(tmp_path / f"{k}.npz", {0: 8, 1: 8})
     make(tmp_path / "1.npz")
     wire = Wire(*plain(data=f"{tmp_path}/{{k}}.npz"))
-    with pytest.raises(UserError, match=f"client of partition 1 cannot take part: .*{says}"):
+    with pytest.raises(UserError, match=f"client of partition 1 cannot participate: .*{says}"):
         run_own(tmp_path / "run", wire, "strategy=fedavg", *OWN_DATA)
     assert {kind for _, kind, _ in wire.log} == {"query"}
 

@@ -72,7 +72,7 @@ def test_a_reply_that_never_comes_has_failed_when_its_message_has_expired(tmp_pa
     assert rows_of(metrics, "failures") == {1: 0, 2: 1, 3: 0}
     assert (summary["status"], summary["failures"], summary["replies_rejected"]) == ("finished", 1, 0)
     said = capsys.readouterr().out
-    assert "round 2: 1 reply was rejected; the first: client 1" in said
+    assert "round 2: 1 client failed; the first: client 1" in said
     assert "no reply within 43200 s" in said
 
 

@@ -274,7 +274,7 @@ def test_two_runs_that_go_on_from_the_same_checkpoint_do_not_mix(tmp_path, capsy
 
 
 def test_without_state_dir_it_is_refused_where_clients_remember(tmp_path):
-    with pytest.raises(UserError, match="cannot take part: checkpoint_every and resume: --node-config needs state-dir"):
+    with pytest.raises(UserError, match="cannot participate: checkpoint_every and resume: --node-config needs state-dir"):
         run_devices(tmp_path / "a", Wire(*plain()), *LONG_RUN, "strategy=pmfl")
     *_, summary = run_devices(tmp_path / "b", Wire(*plain()), *LONG_RUN, "strategy=fedavg")
     assert summary["status"] == "finished"

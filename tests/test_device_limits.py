@@ -50,7 +50,7 @@ def test_a_foreign_module_is_refused_before_it_is_imported(tmp_path):
 
     wire.push_messages = push
     sys.modules.pop("wsgiref.validate", None)
-    with pytest.raises(UserError, match="cannot take part: model: this device does not import wsgiref.validate"):
+    with pytest.raises(UserError, match="cannot participate: model: this device does not import wsgiref.validate"):
         run_devices(tmp_path / "run", wire, "strategy=fedavg")
     assert "wsgiref.validate" not in sys.modules
 

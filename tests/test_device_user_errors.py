@@ -166,7 +166,7 @@ def test_what_clients_say_is_shown_without_what_a_terminal_obeys(tmp_path, capsy
     _, metrics, *_ = run_devices(tmp_path / "run", Wire(*plain(), change=change), "strategy=fedavg")
     assert rows_of(metrics, "replies_rejected")[2] == 1
     refuses = True
-    with pytest.raises(UserError, match="cannot take part: x ") as found:
+    with pytest.raises(UserError, match="cannot participate: x ") as found:
         run_devices(tmp_path / "other", Wire(*plain(), change=change), "strategy=fedavg")
     shown = capsys.readouterr().out + str(found.value)
     assert not {"\x1b", "\x07"} & set(shown)
@@ -192,7 +192,7 @@ def test_a_fault_names_the_partition_and_the_client(tmp_path, capsys, client, wh
     wire = Named(*plain(), change=answers_but(client, "2", lambda message, reply: fail(client, message, reply)))
     run_devices(tmp_path / "run", wire, "strategy=fedavg", "eval_every=10")
     said = capsys.readouterr().out
-    assert f"round 2: 1 reply was rejected; the first: {who}" in said
+    assert f"round 2: 1 client failed; the first: {who}" in said
     assert str(10 + client) not in re.findall(r"\d+", said.partition("the first: ")[2].splitlines()[0])
 
 

@@ -151,7 +151,7 @@ def test_personal_models_stay_below_the_clients_own_folder(tmp_path, monkeypatch
     serve(DeviceGrid(Wire(*plain(**state)), 99), config)
     again = json.loads((tmp_path / "again" / "summary.json").read_text())
     assert again["personal_accuracy_mean"] == summary["personal_accuracy_mean"]
-    with pytest.raises(UserError, match="client of partition 0 cannot take part: --node-config needs state-dir"):
+    with pytest.raises(UserError, match="client of partition 0 cannot participate: --node-config needs state-dir"):
         run_devices(tmp_path / "none", Wire(*plain()), "strategy=fedcrl", "save_personal=true")
     # A device never writes to a path from a message.
     identify()
@@ -248,7 +248,7 @@ def test_a_bad_reply_costs_only_itself(tmp_path, capsys, fault):
     assert same(model, expected_without(2))
     assert rows_of(metrics, counted) == {1: 0, 2: 1, 3: 0}
     assert summary["failures"] + summary["replies_rejected"] == 1
-    assert "round 2: 1 reply was rejected; the first: client 1" in capsys.readouterr().out
+    assert "round 2: 1 client failed; the first: client 1" in capsys.readouterr().out
 
 
 def test_a_reply_that_says_less_of_its_training_counts_all_the_same(tmp_path):
@@ -337,7 +337,7 @@ def test_an_evaluation_that_fails_is_counted_and_the_rest_is_averaged(tmp_path, 
     spread = rows_of(metrics, "accuracy_std")
     assert spread[2] == 0 < spread[1]  # one client is left
     assert "client 1, evaluation: a score that is not finite (loss)" in (said := capsys.readouterr().out)
-    assert "round 3: 1 reply was rejected; the first: client 0, evaluation: " in said
+    assert "round 3: 1 client failed; the first: client 0, evaluation: " in said
 
 
 def test_a_client_that_comes_back_under_another_id_is_found_again(tmp_path):

@@ -229,3 +229,16 @@ def test_folders_that_cannot_be_are_one_line(home, expect_error, file, text, nam
         write(folder / "strategy" / f"{file}.yaml", text)
     with expect_error():
         compose_job([f"strategy={name}"], folder)
+
+
+def test_an_inherited_aggregate_needs_its_keys(home, expect_error):
+    rule = home / "my_package" / "my_rule.py"
+    lines = rule.read_text().split("    def aggregate")[0] + "    pass\n"
+    rule.write_text(lines)
+    with expect_error("strategy.server"):
+        resolve_mine(home)
+    rule.write_text(lines.replace("FedAvg, Weights", "Config as Above, FedAvg").replace("Config(Weights)", "Config(Above)"))
+    yaml = home / "yamls" / "strategy" / "mine.yaml"
+    yaml.write_text(yaml.read_text() + "server_lr: 1.0\n")
+    sys.modules.pop("my_package.my_rule")
+    resolve_mine(home)

@@ -253,3 +253,18 @@ def test_sections_of_an_experiment_are_no_keys(call_command):
         done = call_command("experiment=pmfl/table5", f"{section}=3")
         assert done.returncode == 2
         assert f"'{section}'" in done.stderr
+
+
+def test_slurms_launcher_without_slurm_is_refused_before_a_folder_is_made(call_command, tmp_path, monkeypatch, expect_error):
+    from contrafed.runs.setup import check_launcher
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with expect_error("hydra/launcher"):
+        check_launcher("SlurmLauncher")
+    done = call_command("-m", "hydra/launcher=submitit_slurm", *QUICK_RUN, "seed=0,1", "output_dir=jobs")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("error: hydra/launcher")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "srun").touch(0o755)
+    check_launcher("SlurmLauncher")

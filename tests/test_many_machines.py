@@ -137,6 +137,17 @@ def test_each_task_of_a_slurm_array_runs_its_shard(tmp_path):
         env = os.environ | slurm | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
         done = subprocess.run([str(SCRIPT), "experiment=pmfl/table1"], env=env, capture_output=True, text=True, check=True)
         assert done.stdout == f"1 -m experiment=pmfl/table1 engine=local shard={shard}\n"
+    every_other = {
+        "SLURM_ARRAY_TASK_ID": "6",
+        "SLURM_ARRAY_TASK_MIN": "0",
+        "SLURM_ARRAY_TASK_COUNT": "4",
+        "SLURM_ARRAY_TASK_STEP": "2",
+    }
+    done = subprocess.run([str(SCRIPT)], env=env | every_other, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "shard=4/4"
+    outside = {key: value for key, value in env.items() if not key.startswith("SLURM_")}
+    done = subprocess.run([str(SCRIPT)], env=outside, capture_output=True, text=True)
+    assert "submit with sbatch --array" in done.stderr
     alone = env | {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_COUNT": "1", "TASKS": "8"}
     done = subprocess.run([str(SCRIPT), "experiment=pmfl/table1"], env=alone, capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == "shard=3/8"

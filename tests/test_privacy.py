@@ -274,7 +274,7 @@ def test_mechanisms_of_one_round_compose_as_the_accountants_example_says():
 def test_without_the_accountant_a_line_names_the_extra(monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "dp_accounting" else find(name, *a))
-    with pytest.raises(UserError, match=r"^privacy: .* pip install 'contrafed\[dp\]'$"):
+    with pytest.raises(UserError, match="^privacy: .* pip install dp-accounting$"):
         resolve(config_of("strategy=fedavg", "privacy=central"))
     resolve(config_of("strategy=fedavg", "privacy=central", "privacy.noise_multiplier=0"))
     resolve(config_of("strategy=fedavg"))

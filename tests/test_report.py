@@ -127,6 +127,8 @@ def test_runs_are_listed(sweep, capsys):
     assert status == 0
     (line,) = [line for line in out.splitlines() if line.startswith("killed")]
     assert line.split() == ["killed", "fedavg", "digits", "dirichlet", "full", "0", "30", "of", "40", "unfinished", "70.00"]
+    (head,) = [line for line in out.splitlines() if line.startswith("run ")]
+    assert head.index("test accuracy") < line.index("70.00") < head.index("clients' accuracy")
     assert len(out.splitlines()) == 8
 
 

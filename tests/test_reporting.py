@@ -366,5 +366,5 @@ def test_the_last_lines_of_a_run(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "accuracy: final 50.00%, best 60.00%, mean of the best five 50.00%" in out
     assert "3 rounds in 6.0 s (2.000 s a round)" in out
-    assert "3 failed and 0 rejected replies" in out
+    assert "failed clients: 3, rejected replies: 0" in out
     assert out.endswith("everything is in some/folder\n")

@@ -1,9 +1,13 @@
 """Other files of the repository: the workflow, the citation, the changelog, the containers, Flower's description of the app."""
 
+import ast
+import importlib
+import importlib.util
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -297,3 +301,24 @@ def test_systemd_takes_a_unit(tmp_path, unit):
     (tmp_path / unit.name).write_text(text)
     found = subprocess.run(["systemd-analyze", "verify", str(tmp_path / unit.name)], capture_output=True, text=True, timeout=60)
     assert unit.name not in found.stderr, found.stderr
+
+
+def test_what_the_benchmarks_import_is_there():
+    found = set()
+    for path in (ROOT / "benchmarks").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("contrafed"):
+                found |= {(path.name, str(node.module), each.name) for each in node.names}
+    assert len(found) > 50
+    for script, module, name in sorted(found):
+        there = hasattr(importlib.import_module(module), name) or importlib.util.find_spec(f"{module}.{name}")
+        assert there, (script, module, name)
+
+
+def test_the_table_of_every_method_is_that_of_its_results():
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    import methods
+
+    page = (ROOT / "docs" / "METHODS.md").read_text(encoding="utf-8")
+    shown = page.split(methods.BEGIN)[1].split(methods.END)[0].strip().splitlines()
+    assert shown == methods.build_table()

@@ -117,8 +117,7 @@ def test_a_tracker_that_cannot_begin_leaves_no_folder_and_a_finished_run_as_it_i
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_a_tracker_whose_package_is_missing_is_a_line(monkeypatch, name):
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
-    message = rf"tracker={name} needs the Python package '{name}': pip install 'contrafed\[{name}\]', or pip install {name}"
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=rf"^tracker={name}\b.*pip install {name}$"):
         resolve(config_of(*SMALL_RUN, f"tracker={name}"))
 
 

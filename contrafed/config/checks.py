@@ -64,7 +64,7 @@ def _read_lines(path: Path) -> list[str]:
 
 def chooses_hydra(override: Override) -> bool:
     """Return whether an override changes which of Hydra's own YAMLs are composed, such as ``hydra/launcher=joblib``."""
-    return override.is_hydra_override() and ("/" in override.key_or_group or override.key_or_group == "hydra.searchpath")
+    return override.is_hydra_override() and "/" in override.key_or_group
 
 
 def check_names(overrides: Sequence[Override], own: Path | None) -> None:

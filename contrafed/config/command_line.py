@@ -44,6 +44,8 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
         raise UserError("--config-dir takes one folder")
     if asked.config_path is not None or asked.config_name is not None:
         raise UserError("--config-path and --config-name: Contrafed's own configuration is fixed. Fix: --config-dir FOLDER")
+    if any(override.lstrip("+~").startswith("hydra.searchpath") for override in asked.overrides):
+        raise UserError("hydra.searchpath: Contrafed finds its own YAMLs. Fix: --config-dir FOLDER for yours")
     if asked.config_dir == "":
         raise UserError("--config-dir needs a folder")
     if asked.cfg is None and (asked.resolve or asked.package is not None):

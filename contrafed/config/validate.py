@@ -1,7 +1,9 @@
 """Check a run's choices together before anything is built: a method's client and strategy, privacy, attacks."""
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,14 @@ def check_classes(strategy: Choice, server: Choice) -> None:
     if found.aggregate is FederatedStrategy.aggregate and found.next_model is FederatedStrategy.next_model:
         wanted = "must define aggregate(self, model, replies), which returns the next global model"
         raise UserError(f"strategy.server={server.name}: {found.__name__} {wanted}")
+    author = sys.modules[found.aggregate.__module__]
+    keys = [each.name for each in fields(author.Config)] if is_dataclass(getattr(author, "Config", None)) else []
+    read = inspect.unwrap(found.aggregate).__code__.co_names  # of an inherited ``aggregate`` too
+    if lacking := [key for key in keys if key in read and not hasattr(server.config, key)]:
+        fix = f"give its Config the key, or use {author.__name__}.Config"
+        raise UserError(
+            f"strategy.server={server.name}: {found.__name__} inherits aggregate, which needs {lacking[0]}. Fix: {fix}"
+        )
 
 
 def check_participation(participation: Choice, num_trained: int, seed: int, num_rounds: int) -> None:

@@ -44,5 +44,4 @@ def check_tracker(tracker: Choice) -> None:
     """Raise ``UserError`` if the package that a tracker needs is not installed."""
     package = registry.only_subclass(tracker.module, Tracker).package
     if package and importlib.util.find_spec(package) is None:
-        extra = f"pip install 'contrafed[{tracker.name}]', or pip install {package}"
-        raise UserError(f"tracker={tracker.name} needs the Python package '{package}': {extra}")
+        raise UserError(f"tracker={tracker.name} needs the Python package '{package}'. Fix: pip install {package}")

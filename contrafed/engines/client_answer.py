@@ -40,7 +40,7 @@ class Answer:
         if not isinstance(metrics, MetricRecord) or not isinstance(about, ConfigRecord):
             raise unreadable
         if "refused" in about:
-            raise UserError(f"{who} cannot take part: {codec.words(about['refused'])}")
+            raise UserError(f"{who} cannot participate: {codec.words(about['refused'])}")
         values: dict[str, Any] = dict(metrics)
         try:
             partition = index(values["partition-id"])  # a number with a fraction is none

@@ -268,15 +268,14 @@ def list_runs(runs: Sequence[FinishedRun]) -> Table:
     rows = []
     for run in runs:
         summary = run.summary
-        accuracy = next(
-            (run.number(k) for k in ("accuracy_final", "personal_accuracy_mean") if not math.isnan(run.number(k))), math.nan
-        )
+        scores = [run.number("accuracy_final"), run.number("personal_accuracy_mean")]
         rows.append((
             run.name, run.method, *(str(summary.get(key, "")) for key in ("dataset", "partition", "participation", "seed")),
-            f"{summary['rounds']} of {run.config['num_rounds']}", str(summary["status"]), figure_of(100 * accuracy),
-            figure_of(run.number("seconds"), digits=0),
+            f"{summary['rounds']} of {run.config['num_rounds']}", str(summary["status"]),
+            *(figure_of(100 * score) for score in scores), figure_of(run.number("seconds"), digits=0),
         ))  # fmt: skip
-    heads = ("run", "method", "data set", "partition", "participation", "seed", "rounds", "status", "accuracy", "seconds")
+    about = ("run", "method", "data set", "partition", "participation", "seed", "rounds", "status")
+    heads = (*about, "test accuracy", "clients' accuracy", "seconds")
     return _side_by_side("Runs", heads, rows)
 
 

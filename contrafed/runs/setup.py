@@ -1,6 +1,7 @@
 """Prepare a ``Run``: check it, load its data, make its folder, and find the checkpoint that it resumes from."""
 
 import shlex
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -151,6 +152,13 @@ def check_files(run: Run, there: Path, summary: Mapping[str, Any], images: dict[
         images[name] = load_images(dataset).fingerprint
     if fault := _other_data(run, images[name], before, f"its run in {there}", ", or name another output_dir"):
         raise UserError(fault)
+
+
+def check_launcher(name: str) -> None:
+    """Raise ``UserError`` if Hydra's launcher of this class cannot work on this machine."""
+    if name == "SlurmLauncher" and shutil.which("srun") is None:
+        fix = "start it on a machine of the cluster, or hydra/launcher=submitit_local"
+        raise UserError(f"hydra/launcher=submitit_slurm: this machine has no srun. Fix: {fix}")
 
 
 def check_shared_folder(jobs: Iterable[Iterable[str]], runs: Iterable[Run]) -> None:

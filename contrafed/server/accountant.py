@@ -19,7 +19,7 @@ SEED_IS_SECRET = "holds only while the seed is secret"
 def needs_accountant() -> None:
     """Raise ``UserError`` if the accountant is not installed."""
     if importlib.util.find_spec(PACKAGE) is None:
-        raise UserError("privacy: the package dp-accounting is missing. Fix: pip install 'contrafed[dp]'")
+        raise UserError("privacy: the package dp-accounting is missing. Fix: pip install dp-accounting")
 
 
 class Budget:

@@ -11,7 +11,8 @@
 #SBATCH --output=slurm-%A-%a.out
 set -euo pipefail
 export OMP_NUM_THREADS=1
-first=${SLURM_ARRAY_TASK_MIN:-1}
-shard=$((SLURM_ARRAY_TASK_ID - first + 1))/$SLURM_ARRAY_TASK_COUNT
+: "${SLURM_ARRAY_TASK_ID:?submit with sbatch --array=1-N}"
+first=${SLURM_ARRAY_TASK_MIN:-1} step=${SLURM_ARRAY_TASK_STEP:-1}
+shard=$(((SLURM_ARRAY_TASK_ID - first) / step + 1))/$SLURM_ARRAY_TASK_COUNT
 [ -z "${TASKS:-}" ] || shard=$SLURM_ARRAY_TASK_ID/$TASKS
 exec contrafed -m "$@" engine=local "shard=$shard"

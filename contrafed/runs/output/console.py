@@ -225,7 +225,7 @@ def print_summary(summary: Mapping[str, Any], folder: str) -> None:
                 reached += f", in {simulated:.1f} simulated seconds"
         lines.append(f"target_accuracy={target:g} {reached}")
     if summary["failures"] or summary["replies_rejected"]:
-        lines.append(f"{summary['failures']} failed and {summary['replies_rejected']} rejected replies")
+        lines.append(f"failed clients: {summary['failures']}, rejected replies: {summary['replies_rejected']}")
     if "delta" in summary:
         spent = "no bound" if summary["epsilon"] is None else f"{summary['epsilon']:.3g}"
         condition = f", {summary['epsilon_condition']}" if "epsilon_condition" in summary else ""

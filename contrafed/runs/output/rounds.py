@@ -41,6 +41,11 @@ FAILURE = re.compile(r".*?step \d+: (?P<kind>\w+): .*(?P<line>\([^()]*, line \d+
 CLIENT = re.compile(r"client (\d+)\b")
 
 
+def _count_failed(done: "Round") -> int:
+    """Return how many clients of a round failed or did not answer. Other replies were rejected."""
+    return sum(done.rejected[cause] for cause in ("failed", "no answer", "evaluation failed"))
+
+
 def _kind_of(failure: str) -> tuple[str, str] | None:
     """Return the type and the line of code of a client's exception, None if it says none."""
     found = FAILURE.match(failure)
@@ -111,7 +116,7 @@ class RoundLog:
                 self._kinds |= set(map(_kind_of, done.failures[: len(here)]))
             self.uncounted += done.rejected.total()
             self.recorder.participants(t, done.participants, self.num_clients)
-            failed = sum(done.rejected[cause] for cause in ("failed", "no answer", "evaluation failed"))
+            failed = _count_failed(done)
             put(t, "global", "system", "bytes_down", done.bytes_down)
             put(t, "global", "system", "bytes_up", done.bytes_up)
             put(t, "global", "system", "failures", failed)
@@ -137,8 +142,11 @@ class RoundLog:
         if done.failures and (self.every_failure or not self.first_failure):
             first = self._add_name(done.failures[0])
             self.first_failure = self.first_failure or first
-            rejected = format_count(len(done.failures), "reply was", "replies were")
-            self.progress.note(f"round {t}: {rejected} rejected; the first: {first}")
+            failed = min(_count_failed(done), len(done.failures))
+            rejected = len(done.failures) - failed
+            said = [f"{format_count(failed, 'client')} failed"] if failed else []
+            said += [f"{format_count(rejected, 'reply was', 'replies were')} rejected"] if rejected else []
+            self.progress.note(f"round {t}: {', '.join(said)}; the first: {first}")
 
     def _add_name(self, line: str) -> str:
         """Return a line about a client with the client's name after its number, if it has one."""
