@@ -312,7 +312,7 @@ def dots(values: Mapping[str, Mapping[str, Sequence[float]]], title: str, xlabel
     """Draw {label: {setting: values of each seed}}: a row per label, a dot per setting, and the standard deviation over seeds.
 
     This is for more jobs than curves can show. The label has the colour, the setting the marker. A value far below all others
-    is a number with its marker at the left edge. Bars end at the axis.
+    is a number with its marker at the right of the axes. Bars end at the axis.
     """
     settings = list(dict.fromkeys(setting for table in values.values() for setting in table))
     look = styles(list(values))
@@ -327,8 +327,11 @@ def dots(values: Mapping[str, Mapping[str, Sequence[float]]], title: str, xlabel
         if below:
             signs = [f"{SIGNS[settings.index(setting) % len(SIGNS)]} " if len(settings) > 1 else "" for setting in below]
             said = "  ".join(f"{sign}{mean:.1f}" for sign, mean in zip(signs, below.values(), strict=True))
-            behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
-            axes.annotate(said, (edge, row), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8, bbox=behind)
+            right: Any = ("axes fraction", "data")
+            axes.annotate(
+                said, (1, row), xycoords=right, xytext=(4, 0), textcoords="offset points", va="center", fontsize=8,
+                annotation_clip=False,
+            )  # fmt: skip
         for setting, numbers in table.items():
             mean, deviation = over_seeds(numbers)
             if mean < edge:
