@@ -261,6 +261,17 @@ def test_figures_show_something(tmp_path, clients, classes):
     assert ink(tmp_path / "c.png") > ink(tmp_path / "e.png") + 0.001
 
 
+def test_a_runs_own_curve_ends_before_the_fine_tuning(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "_save", lambda figure, *_: drawn.extend(figure.axes[0].lines))
+    own = [(t, 0.4) for t in range(1, 100)]
+    curves = {("personal", "test", "accuracy"): [*own, (100, 0.9)], ("personal", "test", "untuned/accuracy"): [(100, 0.5)]}
+    figures.accuracy_figure(tmp_path / "tuned.png", curves)
+    last = {line.get_label(): line.get_ydata()[-1] for line in drawn}
+    assert last["personal models, own test parts (mean of 20)"] == pytest.approx(40.5)
+    assert last["personal models, own test parts, fine-tuned"] == pytest.approx(90)
+
+
 def test_figures_of_the_smallest_runs(tmp_path):
     shown = np.arange(3)
     figures.participation_figure(tmp_path / "full.png", [(3, shown)], shown)
