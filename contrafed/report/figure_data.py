@@ -13,8 +13,9 @@ from contrafed.runs.output import series
 
 # Prefix of metrics by client.
 CLIENTS = "clients:"
-# Metrics that compare a run with another one, and the method of that one: MpFedcon, Figures 9 and 3.
+# Accuracies of personal models, and of those that are fine-tuned before it.
 PERSONAL, UNTUNED = ("personal", "test", "accuracy"), ("personal", "test", "untuned/accuracy")
+# Metrics that compare a run with another one, and the method of that one: MpFedcon, Figures 9 and 3.
 GAIN, DISTANCE = "clients:accuracy_gain", "distance"
 BASELINE_OF_METRIC = {GAIN: "local", DISTANCE: "fedavg"}
 
@@ -161,7 +162,8 @@ def _curves(run: FinishedRun, metric: str, line: str) -> list[tuple[str, Points]
 
 def split_tuned(run: FinishedRun, points: Points, label: str) -> list[tuple[str, Points]]:
     """Return (label, curve). A last point that is of fine-tuned models, unlike those before it, is apart as ``LABEL tuned``."""
-    untuned = run.points(*UNTUNED) if points == run.points(*PERSONAL) else []
+    same = [value for _, value in points] == [value for _, value in run.points(*PERSONAL)]  # also over seconds
+    untuned = [(points[-1][0], value) for _, value in run.points(*UNTUNED)[-1:]] if same and points else []
     curve, tuned = series.split_tuned(points, untuned)
     return [(label, list(curve)), *([(f"{label} tuned", list(tuned))] if tuned else [])]
 

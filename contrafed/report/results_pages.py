@@ -203,12 +203,11 @@ def build_column_table(cells: pd.DataFrame, title: str) -> Table:
             continue
         stds = (figure_of(cell["ours_client_std"]), figure_of(cell["paper_std"])) if spread else ()
         ranks = ("" if math.isnan(cell[rank]) else f"{cell[rank]:g}" for rank in RANKS)
-        seeds = (str(cell["runs"]),) if several else ()
-        published = figure_of(cell["paper"])
-        rows.append((name_method(str(cell["method"])), *seeds, ours, published, _difference(cell), *stds, *ranks))
+        method = (name_method(str(cell["method"])), *([str(cell["runs"])] if several else []))
+        rows.append((*method, ours, figure_of(cell["paper"]), _difference(cell), *stds, *ranks))
     over_clients = ("our std over clients", "published std over clients") if spread else ()
-    seeds = ("seeds",) if several else ()
-    heads = ("method", *seeds, "our value", "published value", "difference", *over_clients, "our rank", "published rank")
+    method_heads = ("method", *(["seeds"] if several else []))
+    heads = (*method_heads, "our value", "published value", "difference", *over_clients, "our rank", "published rank")
     return Table(title, heads, tuple(rows), cells)
 
 
