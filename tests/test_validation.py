@@ -161,6 +161,7 @@ def test_the_objective_of_a_search_is_the_validation_accuracy():
 def test_a_search_by_test_data_is_said_in_one_line(monkeypatch, sweeper, name, select_on, warned):
     job = SimpleNamespace(mode=RunMode.MULTIRUN, sweeper={"_target_": f"somewhere.{sweeper}"})
     monkeypatch.setattr(launch.HydraConfig, "get", lambda: job)
+    monkeypatch.setattr(launch.HydraConfig, "initialized", lambda: True)
     assert bool(launch.warn_of_objective({"select_on": select_on}, name)) == warned
 
 
