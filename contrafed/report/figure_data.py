@@ -162,8 +162,7 @@ def _curves(run: FinishedRun, metric: str, line: str) -> list[tuple[str, Points]
 
 def split_tuned(run: FinishedRun, points: Points, label: str) -> list[tuple[str, Points]]:
     """Return (label, curve). A last point that is of fine-tuned models, unlike those before it, is apart as ``LABEL tuned``."""
-    same = [value for _, value in points] == [value for _, value in run.points(*PERSONAL)]  # also over seconds
-    untuned = [(points[-1][0], value) for _, value in run.points(*UNTUNED)[-1:]] if same and points else []
+    untuned = run.points(*UNTUNED) if points == run.points(*PERSONAL) else []
     curve, tuned = series.split_tuned(points, untuned)
     return [(label, list(curve)), *([(f"{label} tuned", list(tuned))] if tuned else [])]
 

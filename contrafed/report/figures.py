@@ -59,7 +59,7 @@ def _over_time(found: Sequence[Group], title: str, said: str, points: Callable[[
     if not all(run.points(*SIMULATED_TIME) for group in found for run in group.runs):
         return {}
     out = {}
-    if drawn := _curves(found, title, f"{said} (%)", lambda run: run.over_time(points(run)), xlabel="simulated seconds"):
+    if drawn := _curves(found, title, f"{said} (%)", points, in_time=True):
         out["accuracy_over_time"] = drawn
     waits = {group.label: waits_of(group.runs[0]) for group in found[: CLIENT_ROWS + 1]}
     if len(found) <= CLIENT_ROWS and all(waits.values()):
@@ -119,9 +119,9 @@ def _curves(
     ylabel: str,
     points: Callable[[FinishedRun], Any],
     unit: float = 100,
-    xlabel: str = "round",
+    in_time: bool = False,
 ) -> Figure | None:
-    """Return curves with a panel per setting, None if there are too many.
+    """Return curves over rounds, or with ``in_time`` over simulated seconds, a panel per setting. None if there are too many.
 
     Keys that some methods do not have are named with the curve instead of a panel. So are all varied keys of a single method.
     """
@@ -133,12 +133,14 @@ def _curves(
         panel = _setting(replace(group, setting=tuple(pair for pair in group.setting if pair[0] not in apart)))
         label = replace(group, setting=tuple(pair for pair in group.setting if pair[0] in apart)).label
         seeds: dict[str, list[list[tuple[float, float]]]] = {}
-        for name, curve in (each for run in group.runs for each in split_tuned(run, points(run), label)):
-            seeds.setdefault(name, []).append([(t, unit * value) for t, value in curve])
-        aligned = {name: each if xlabel == "round" else align_seeds(each) for name, each in seeds.items()}
-        panels.setdefault(panel, {}).update(aligned)
+        for run in group.runs:
+            for name, curve in split_tuned(run, points(run), label):
+                drawn = run.over_time(curve) if in_time else curve
+                seeds.setdefault(name, []).append([(t, unit * value) for t, value in drawn])
+        panels.setdefault(panel, {}).update({name: align_seeds(each) if in_time else each for name, each in seeds.items()})
     if len(panels) > PANELS or max(map(len, panels.values())) > LINES:
         return None
+    xlabel = "simulated seconds" if in_time else "round"
     return plots.draw("curves", panels, title, xlabel, ylabel, window=_window(panels))
 
 

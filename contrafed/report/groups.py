@@ -182,6 +182,11 @@ def group_runs(runs: Sequence[FinishedRun]) -> list[Group]:
     return [Group(method, setting, tuple(of.values()), until) for (method, setting, until), of in found.items()]
 
 
+def group_finished(runs: Sequence[FinishedRun]) -> list[Group]:
+    """Return the groups of runs that have ended."""
+    return [group for group in group_runs(runs) if group.until is None]
+
+
 def describe_mixes(groups: Sequence[Group], name: Callable[[Group], str] = lambda group: group.label) -> str:
     """Return a line about groups whose runs differ in data, engine, commit or versions, empty if there are none.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from contrafed.config.fairness import describe_differing_training, find_differing_training
 from contrafed.core.errors import UserError
 from contrafed.report import figures, plots, published, significance, tables
-from contrafed.report.groups import describe_mixes, group_runs, usable
+from contrafed.report.groups import describe_mixes, group_finished, group_runs, usable
 from contrafed.report.measures import describe_left_out
 from contrafed.report.names import name_scores
 from contrafed.report.rank_diagram import draw_rank_diagram
@@ -44,7 +44,7 @@ def write(
     drawn = figures.of_runs(runs, title) | figures.of_papers(runs)
     if (scores := significance.collect_scores(runs, baseline)) is not None:
         found |= significance.build_tables(scores, title)
-        named = name_scores(scores, [group for group in group_runs(runs) if group.until is None])
+        named = name_scores(scores, group_finished(runs))
         if (ranking := significance.rank_scores(named)) is not None:
             drawn["ranks"] = draw_rank_diagram(ranking, f"{title}: {significance.describe_ranking(named, ranking)}")
     files = []
@@ -133,7 +133,7 @@ def format_differences(runs: Sequence[FinishedRun], title: str, *, named: bool =
     """
     scores = significance.collect_scores(runs)
     if scores is not None and named:
-        scores = name_scores(scores, [group for group in group_runs(runs) if group.until is None])
+        scores = name_scores(scores, group_finished(runs))
     table = None if scores is None else significance.build_differences(scores, title)
     if scores is None or table is None or table.numbers["n"].max() < 2:
         return ""

@@ -12,7 +12,7 @@ from contrafed.core.errors import UserError
 from contrafed.report import plots, significance
 from contrafed.report.beside import Beside
 from contrafed.report.csv_cells import EMPTY_CELL
-from contrafed.report.groups import Group, group_runs, number_of
+from contrafed.report.groups import Group, group_finished, number_of
 from contrafed.report.latex import escape_tex
 from contrafed.report.measures import describe_left_out
 from contrafed.report.names import label_group, name_panel, name_scores
@@ -49,7 +49,7 @@ def write_paper(runs: Sequence[FinishedRun], folder: Path, width: float, baselin
     Raises:
         UserError: If the folder cannot be written, or no run is of the baseline.
     """
-    found = [group for group in group_runs(runs) if group.until is None]
+    found = group_finished(runs)
     if not found:
         raise UserError("--paper: no run has finished. Fix: finish one, or leave --paper out")
     about, captions = describe_data(runs, found), dict[str, str]()

@@ -234,15 +234,8 @@ def heat_map(
     axes.imshow(values, aspect="auto", cmap="cividis", interpolation="nearest", vmin=low, vmax=high)
     for (i, j), value in np.ndenumerate(values):
         if not math.isnan(value):
-            axes.text(
-                j,
-                i,
-                f"{value:.1f}",
-                ha="center",
-                va="center",
-                color="white" if value < middle or low == high else "black",
-                fontsize=9,
-            )
+            colour = "white" if value < middle or low == high else "black"
+            axes.text(j, i, f"{value:.1f}", ha="center", va="center", color=colour, fontsize=9)
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(rows)), rows)
     axes.tick_params(length=0)
@@ -295,9 +288,8 @@ def client_bars(values: Mapping[str, Mapping[int, float]], title: str, ylabel: s
     clients = sorted(set().union(*values.values()), key=lambda client: (-first.get(client, -math.inf), client))
     heights = {label: [values[label].get(client, math.nan) for client in clients] for label in labels}
     means = {label: float(np.nanmean(heights[label])) for label in labels}
-    figure, rows = stack_rows(
-        [f"{name_label(label)}, mean over clients {means[label]:.4g}" for label in labels], title, sharex=True
-    )
+    titles = [f"{name_label(label)}, mean over clients {means[label]:.4g}" for label in labels]
+    figure, rows = stack_rows(titles, title, sharex=True)
     for axes, label in zip(rows, labels, strict=True):
         axes.bar(range(len(clients)), heights[label], width=0.85 if len(clients) <= 60 else 1, color=look[label].colour)
         axes.axhline(means[label], color="#444444", linewidth=1, linestyle="--")
@@ -321,24 +313,22 @@ def dots(values: Mapping[str, Mapping[str, Sequence[float]]], title: str, xlabel
     figure = Figure(figsize=(ALONE[0], 1.5 + 0.21 * len(values)), layout="constrained")
     axes = figure.subplots()
     for row, (label, table) in enumerate(values.items()):
-        below = {
-            setting: mean for setting, (mean, _) in zip(table, map(over_seeds, table.values()), strict=True) if mean < edge
-        }
-        if below:
-            signs = [f"{SIGNS[settings.index(setting) % len(SIGNS)]} " if len(settings) > 1 else "" for setting in below]
-            said = "  ".join(f"{sign}{mean:.1f}" for sign, mean in zip(signs, below.values(), strict=True))
-            right: Any = ("axes fraction", "data")
-            axes.annotate(
-                said, (1, row), xycoords=right, xytext=(4, 0), textcoords="offset points", va="center", fontsize=8,
-                annotation_clip=False,
-            )  # fmt: skip
+        below = []
         for setting, numbers in table.items():
             mean, deviation = over_seeds(numbers)
+            number = settings.index(setting)
             if mean < edge:
+                below.append(f"{SIGNS[number % len(SIGNS)]} {mean:.1f}" if len(settings) > 1 else f"{mean:.1f}")
                 continue
             axes.errorbar(
                 mean, row, xerr=None if math.isnan(deviation) else deviation, color=look[label].colour, capsize=2,
-                linestyle="", **_marker(settings.index(setting), look[label].colour),
+                linestyle="", **_marker(number, look[label].colour),
+            )  # fmt: skip
+        if below:
+            right: Any = ("axes fraction", "data")
+            axes.annotate(
+                "  ".join(below), (1, row), xycoords=right, xytext=(4, 0), textcoords="offset points", va="center", fontsize=8,
+                annotation_clip=False,
             )  # fmt: skip
     axes.set_yticks(range(len(values)), [name_label(label) for label in values], fontsize=9)
     axes.set_ylim(len(values) - 0.4, -0.6)

@@ -43,8 +43,9 @@ of the paper and three seeds. A claim is reproduced if the whole interval has th
 interval also has 0 or the other sign in it, and ends below the published difference. `results/claims.yaml` lists the claims.
 
 The number of seeds is that of a paired t test which finds the published difference in 80 % of all cases. It needs the standard
-deviation of the difference. For a claim with one or two seeds this is that of the same two methods on the digits, with five
-seeds in the same participation pattern. If the digits lack the pattern, it is pooled over Bernoulli, Markovian and uniform.
+deviation of the difference. For a claim with one or two seeds this is that of the same two methods on the digits. They have
+five seeds there, in the same participation pattern. If the digits lack the pattern, it is pooled over Bernoulli, Markovian and
+uniform.
 
 Such a number is rough: with five seeds the true variance is between a third and eight times the estimate. On the digits all
 seeds have one federation, so the number is rather too small if each seed has another. Without runs on the digits three seeds
@@ -196,19 +197,19 @@ def name_column(dataset: str, setting: str, metric: str) -> str:
 
 def build_column_table(cells: pd.DataFrame, title: str) -> Table:
     """Return one column of a paper's table: a row for each method with a run, one number in a cell."""
-    rows, spread, several = [], cells["ours_client_std"].notna().any(), cells["runs"].max() > 1
+    rows, spread = [], cells["ours_client_std"].notna().any()
     for cell in cells.to_dict("records"):
         ours = tables.ours_of(cell)
         if not ours:  # no run: the text below the tables counts these cells
             continue
         stds = (figure_of(cell["ours_client_std"]), figure_of(cell["paper_std"])) if spread else ()
         ranks = ("" if math.isnan(cell[rank]) else f"{cell[rank]:g}" for rank in RANKS)
-        method = (name_method(str(cell["method"])), *([str(cell["runs"])] if several else []))
-        rows.append((*method, ours, figure_of(cell["paper"]), _difference(cell), *stds, *ranks))
+        method, seeds, theirs = name_method(str(cell["method"])), str(cell["runs"]), figure_of(cell["paper"])
+        rows.append((method, seeds, ours, theirs, _difference(cell), *stds, *ranks))
     over_clients = ("our std over clients", "published std over clients") if spread else ()
-    method_heads = ("method", *(["seeds"] if several else []))
-    heads = (*method_heads, "our value", "published value", "difference", *over_clients, "our rank", "published rank")
-    return Table(title, heads, tuple(rows), cells)
+    heads = ("method", "seeds", "our value", "published value", "difference", *over_clients, "our rank", "published rank")
+    table = Table(title, heads, tuple(rows), cells)
+    return table if cells["runs"].max() > 1 else drop_columns(table, ["seeds"])
 
 
 def build_cell_table(found: Sequence[tuple[Comparison, pd.DataFrame]]) -> Table:

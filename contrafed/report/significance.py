@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from contrafed.core.errors import UserError, unknown
 from contrafed.report.beside import Beside
-from contrafed.report.groups import Group, group_runs, short
+from contrafed.report.groups import Group, group_finished, short
 from contrafed.report.latex import escape_tex, float_tex
 from contrafed.report.measures import choose_measures, use_measure
 from contrafed.report.runs import FinishedRun, Points
@@ -94,7 +95,7 @@ def collect_scores(
     Raises:
         UserError: If no run is of the baseline, or none of its runs has the setting and seed of another method's.
     """
-    found = [group for group in group_runs(runs) if group.until is None]
+    found = group_finished(runs)
     methods = {group.method for group in found}
     if baseline is not None and baseline not in methods:
         raise unknown("baseline", baseline, sorted(methods))
@@ -215,12 +216,12 @@ def describe_unpaired(scores: Scores) -> str:
     """Return a sentence about methods without a seed of the baseline in a setting, empty if there are none."""
     if scores.baseline is None or scores.baseline not in scores.table:
         return ""
-    paired, without = scores.table[scores.baseline].notna(), list[str]()
+    without = list[str]()
     for method in scores.methods:
-        own = scores.table[method].notna()
-        settings = dict.fromkeys(own[own].index.get_level_values("setting"))
-        shared = set((own & paired)[own & paired].index.get_level_values("setting"))
-        without += [" in ".join(filter(None, (method, str(setting)))) for setting in settings if setting not in shared]
+        for setting in map(str, scores.means.index):
+            own, paired = (~np.isnan(scores.of(setting, each)) for each in (method, scores.baseline))
+            if own.any() and not (own & paired).any():
+                without.append(" in ".join(filter(None, (method, setting))))
     return f"\nWithout a seed of {scores.baseline}, and so without a difference: {'; '.join(without)}.\n" if without else ""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-Points = Sequence[tuple[int, float]]
+from contrafed.runs.output.series import Points
 
 ALPHA = 0.05  # two-sided significance level of every test and interval
 POWER = 0.8  # with which a difference is to be found

@@ -143,9 +143,8 @@ def check_files(run: Run, there: Path, summary: Mapping[str, Any], images: dict[
     dataset, files = run.client.dataset, (run.client.partition, run.participation, run.clock)
     before = summary.get("data_fingerprint")
     # Data that Contrafed downloads do not change.
-    own = dataset.is_own
     repository = getattr(dataset.config, "repository", None)
-    own = own or (repository is not None and Path(repository).expanduser().is_dir())
+    own = dataset.is_own or (repository is not None and Path(repository).expanduser().is_dir())
     if before is None or not (own or any(getattr(choice.config, "path", None) for choice in (dataset, *files))):
         return
     if (name := repr((dataset.name, dataset.config))) not in images:

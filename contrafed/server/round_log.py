@@ -83,6 +83,11 @@ class Round:
         if codec.NOTE in about:
             self.notes.append(codec.words(about[codec.NOTE]))
 
+    @property
+    def num_failed(self) -> int:
+        """How many clients failed or did not answer. Other replies were rejected."""
+        return sum(self.rejected[cause] for cause in ("failed", "no answer", "evaluation failed"))
+
     def reject(self, client: int, cause: str, diverged: str = "") -> None:
         """Count a rejected reply. ``diverged`` is the client's report of a loss or weights that are not finite."""
         self.rejected[cause] += 1

@@ -41,11 +41,6 @@ FAILURE = re.compile(r".*?step \d+: (?P<kind>\w+): .*(?P<line>\([^()]*, line \d+
 CLIENT = re.compile(r"client (\d+)\b")
 
 
-def _count_failed(done: "Round") -> int:
-    """Return how many clients of a round failed or did not answer. Other replies were rejected."""
-    return sum(done.rejected[cause] for cause in ("failed", "no answer", "evaluation failed"))
-
-
 def _kind_of(failure: str) -> tuple[str, str] | None:
     """Return the type and the line of code of a client's exception, None if it says none."""
     found = FAILURE.match(failure)
@@ -116,11 +111,10 @@ class RoundLog:
                 self._kinds |= set(map(_kind_of, done.failures[: len(here)]))
             self.uncounted += done.rejected.total()
             self.recorder.participants(t, done.participants, self.num_clients)
-            failed = _count_failed(done)
             put(t, "global", "system", "bytes_down", done.bytes_down)
             put(t, "global", "system", "bytes_up", done.bytes_up)
-            put(t, "global", "system", "failures", failed)
-            put(t, "global", "system", "replies_rejected", done.rejected.total() - failed)
+            put(t, "global", "system", "failures", done.num_failed)
+            put(t, "global", "system", "replies_rejected", done.rejected.total() - done.num_failed)
             if done.lost:
                 put(t, "global", "system", "lost", done.lost)
             if done.state_lost:
@@ -142,9 +136,8 @@ class RoundLog:
         if done.failures and (self.every_failure or not self.first_failure):
             first = self._add_name(done.failures[0])
             self.first_failure = self.first_failure or first
-            failed = min(_count_failed(done), len(done.failures))
-            rejected = len(done.failures) - failed
-            said = [f"{format_count(failed, 'client')} failed"] if failed else []
+            rejected = len(done.failures) - done.num_failed
+            said = [f"{format_count(done.num_failed, 'client')} failed"] if done.num_failed else []
             said += [f"{format_count(rejected, 'reply was', 'replies were')} rejected"] if rejected else []
             self.progress.note(f"round {t}: {', '.join(said)}; the first: {first}")
 

@@ -135,24 +135,22 @@ def _global_summary(curves: Curves, first_round: int, split: str, prefix: str, o
 
 
 def _clients_summary(curves: Curves, first_round: int, scope: str, split: str, prefix: str, order: Order) -> dict[str, float]:
-    def values(name: str) -> list[float]:
-        return [value for _, value in points_of(curves, scope, split, name, first_round)]
+    def points(name: str) -> list[tuple[int, float]]:
+        return points_of(curves, scope, split, name, first_round)
 
     summary: dict[str, float] = {}
     best_round, best = 0, float("nan")
-    if own := values("accuracy"):
-        best_round, best = _by_rank(points_of(curves, scope, split, "accuracy", first_round), order)[0]
+    if own := points("accuracy"):
+        best_round, best = _by_rank(own, order)[0]
         # MpFedcon reports the mean over the last ten evaluations, FedCRL the best. A mean does not use the fine-tuned accuracy.
-        points, untuned = (points_of(curves, scope, split, name, first_round) for name in ("accuracy", "untuned/accuracy"))
-        last = [value for _, value in split_tuned(points, untuned)[0][-10:]]
-        summary |= {f"{prefix}accuracy_mean": own[-1], f"{prefix}accuracy_best": best}
+        last = [value for _, value in split_tuned(own, points("untuned/accuracy"))[0][-10:]]
+        summary |= {f"{prefix}accuracy_mean": own[-1][1], f"{prefix}accuracy_best": best}
         summary[f"{prefix}accuracy_last10_mean"] = sum(last) / len(last)
     for *where, name in list(curves):  # clients' other models, such as MpFedcon's refitted heads
-        if where == [scope, split] == ["personal", "test"] and name.endswith("/accuracy") and (other := values(name)):
-            summary[f"{prefix}{name.removesuffix('/accuracy')}_accuracy_mean"] = other[-1]
-    if spread := values("accuracy_std"):
-        summary[f"{prefix}accuracy_std"] = spread[-1]
+        if where == [scope, split] == ["personal", "test"] and name.endswith("/accuracy") and (other := points(name)):
+            summary[f"{prefix}{name.removesuffix('/accuracy')}_accuracy_mean"] = other[-1][1]
+    if spread := points("accuracy_std"):
+        summary[f"{prefix}accuracy_std"] = spread[-1][1]
         if len(spread) == len(own):
-            by_round = dict(points_of(curves, scope, split, "accuracy_std", first_round))
-            summary[f"{prefix}accuracy_best_std"] = by_round.get(best_round, float("nan"))
+            summary[f"{prefix}accuracy_best_std"] = dict(spread).get(best_round, float("nan"))
     return summary
