@@ -52,6 +52,7 @@ class FedASClient(Client):
     shared = BODY
     own_model = True
     whole_training_reason = SEVERAL_PHASES
+    loss_names = ("task", "alignment")
 
     @classmethod
     def message_spec(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
@@ -89,7 +90,13 @@ class FedASClient(Client):
         z = self.forward(params, batch).z
         member = F.one_hot(batch.y, self.model.num_classes).to(z) * batch.mask.unsqueeze(1)  # (b, C)
         distance = (z - loss_inputs["means"][batch.y]).square().mean(-1)  # (b,)
-        return {"loss": (member.T @ distance / member.sum(0).clamp_min(1)).sum()}
+        loss = (member.T @ distance / member.sum(0).clamp_min(1)).sum()
+        return {"loss": loss, "alignment": loss}
+
+    def loss(self, params: Tensors, batch: Batch, loss_inputs: Tensors) -> dict[str, Tensor]:
+        """Return the cross-entropy of local training."""
+        found = super().loss(params, batch, loss_inputs)
+        return found | {"task": found["loss"]}
 
     def fisher(self, stack: ClientStack) -> Tensor:
         """Return each client's trace of the Fisher information (B,)."""
@@ -116,4 +123,4 @@ class FedASClient(Client):
 
     def num_local_steps(self, examples: int) -> int:
         """Return the number of steps of both phases."""
-        return self.config.align_epochs * -(-examples // self.config.align_batch) + super().num_local_steps(examples)
+        return self.align_training(self.config).steps(examples) + super().num_local_steps(examples)

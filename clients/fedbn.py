@@ -1,4 +1,4 @@
-"""FedBN, the client: normalisation layers stay on the client."""
+"""FedBN's client: normalisation layers stay on the client."""
 
 from contrafed.core.paper import Paper
 from contrafed.training.base import PARTS, Client, Config
@@ -7,9 +7,11 @@ __all__ = ["Config", "FedBNClient"]
 
 
 class FedBNClient(Client):
-    """Cross-entropy. Parameters and statistics of normalisation layers are the client's own. All other layers are averaged.
+    """Minimise cross-entropy. Normalisation layers, also their statistics, are the client's own. Other layers are averaged.
 
-    Source: Li et al. 2021, Algorithm 1. Deviation: other normalisation layers, such as GroupNorm, stay local too.
+    Source: Li et al. 2021, Algorithm 1.
+
+    Deviation: other normalisation layers, such as GroupNorm, stay local too.
     """
 
     family = "personal, parts of the model"

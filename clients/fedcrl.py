@@ -50,8 +50,8 @@ class FedCRLClient(Client):
 
     Deviation: "clip it into [0,1]" is not applied to the weights.
 
-    Interpretation: a client's first participation is the paper's initial round. Only tau = 0 follows from it. alpha counts as
-    soon as there are prototypes.
+    Interpretation: a client's first participation is the paper's initial round, so its tau is 0. The contrast counts as soon
+    as there are prototypes.
 
     Body: encoder and projector. Head: classifier.
     """

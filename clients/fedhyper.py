@@ -21,7 +21,8 @@ class FedHyperClient(Client):
 
     Source: Wang et al. 2024, Equation 10 (SL).
 
-    Deviation: the released code sets its rates again in every round, so this schedule has no effect there.
+    Deviation: the released code sets its rates again in every round, so this schedule has no effect there. Its bounds of the
+    rate, 0.001 and 0.1, are left out.
     """
 
     family = "aggregation on the server"

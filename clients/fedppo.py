@@ -14,7 +14,7 @@ __all__ = ["Config", "FedPPOClient"]
 class FedPPOClient(Client):
     """Minimise cross-entropy on the client's own data, and report the accuracies of the received and the trained model on it.
 
-    Source: Zhang et al. 2023.
+    Source: Zhang et al. 2023, which PMFL cites, and the code of Zhao et al. 2025.
 
     Deviation: the released code evaluates every client's model on the server's test set. Here clients evaluate on their own
     training parts. This needs no data on the server and keeps the test set unseen.

@@ -1,6 +1,6 @@
 """pFedMe's client: personal models by Moreau envelopes."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 from torch import Tensor
@@ -23,6 +23,8 @@ class Config:
     outer_lr: Annotated[float, Range(gt=0)]  # eta
 
     def __post_init__(self) -> None:
+        if self.local.proximal_weight:
+            raise UserError("strategy.local.proximal_weight: pfedme has its own pull. Fix: set strategy.pull_weight")
         if self.outer_lr * self.pull_weight >= 1:
             raise UserError(
                 "strategy.outer_lr times strategy.pull_weight must be < 1, so that w stays between itself and theta, "
@@ -85,11 +87,6 @@ class PFedMeClient(Client):
     def eval_models(self, stack: ClientStack) -> dict[str, Tensors]:
         """Return theta after the client's last round, by which it is evaluated."""
         return {"model": stack.get_state("own")}
-
-    @classmethod
-    def upload_training(cls, config: Config) -> LocalTraining:
-        """Return the training settings of theta, whose only pull is the one to w."""
-        return replace(config.local, proximal_weight=0.0)
 
     def num_local_steps(self, examples: int) -> int:
         """Return the number of inner steps."""

@@ -29,7 +29,7 @@ class FedAdam(FedAvg):
     nothing.
 
     Source: Reddi et al. 2021, Algorithm 2. v starts at eps^2, and there is no bias correction. Flower's FedAdam differs in
-    both. Its first step is about 0.74 of this one.
+    both. Where D is far larger than eps, its first step is 0.74 of this one.
     """
 
     family = "aggregation on the server"

@@ -31,8 +31,9 @@ class FedAMP(FederatedStrategy):
 
     Source: Huang et al. 2021, Equations 4-7, with its A(x) = 1 - e^(-x / sigma).
 
-    Deviation: without ``relative`` a mixture is the plain mean or the own model for nearly all scales of the weights. Without
-    ``cap`` the own weight may be negative.
+    Deviation: with ``relative`` distances are in units of the mean squared distance between known models. Otherwise a mixture
+    is the plain mean or the own model for nearly all scales of the weights. With ``cap`` the others' weights sum to at most
+    1 - 1/m. Otherwise the own weight may be negative.
     """
 
     has_global_model = False  # the server's model stays the initial one

@@ -16,7 +16,8 @@ class Config:
 class FedAS(FederatedStrategy):
     """Average the participants' bodies, weighted by the trace of the Fisher information that each reports.
 
-    A client that trained in few rounds has a small share then. If all traces are zero, weights are equal.
+    If all traces are zero, weights are equal. The paper expects small traces of clients that trained in few rounds. On the
+    digits these have the larger ones.
 
     Source: Yang et al. 2024, and the authors' code for the normalisation over participants.
     """
@@ -27,8 +28,9 @@ class FedAS(FederatedStrategy):
         return "weights each body by its client's report"
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """Return the weighted mean, and the model itself without replies."""
-        if not len(replies):
-            return model
+        """Return the weighted mean."""
         weights = np.array([max(float(reply.tensors["report/fisher"]), 0.0) for reply in replies])
-        return replies.mean("model", weights if weights.sum() > 0 else np.ones(len(replies)))
+        if not weights.sum():
+            weights = np.ones(len(replies))
+        self.round.client_metrics["weight"] = (replies.clients, weights / weights.mean())
+        return replies.mean("model", weights)

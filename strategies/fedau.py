@@ -26,7 +26,7 @@ class FedAU(FedAvg):
     K is the number of all clients. omega_k is the mean length of client k's past participation intervals.
 
     Source: Wang and Ji 2024, Algorithms 1 and 2, with the weights of the authors' code. The interval that ends with this
-    participation counts from the next one. A first participation has weight 1.
+    participation counts from the next one. A client without a past interval has weight 1.
 
     With ``weights=samples`` omega_k is multiplied by n_k over the mean of all n. The objective is then FedAvg's weighted one.
     """

@@ -62,12 +62,13 @@ class FedAvg(FederatedStrategy):
         if self.config.weights not in self.fixed_weights:
             mean = self.mean(model, replies)
             return mean if rate == 1 else {name: w + rate * (mean[name] - w) for name, w in model.items() if name in mean}
-        weights = np.full(len(replies), rate / self.population.num_clients_with_data)
+        equal = rate / self.population.num_clients_with_data
+        weights = np.full(len(replies), equal)
         if self.config.weights == "known_probability":
             probabilities = self.participation.probability()
             assert probabilities is not None  # by check
             weights /= probabilities[replies.clients]
-        self.round.client_metrics["weight"] = (replies.clients, weights)
+        self.round.client_metrics["weight"] = (replies.clients, weights / equal)
         return {name: model[name] + step for name, step in replies.weighted_sum("delta", weights).items()}
 
     def reply_weights(self, clients: np.ndarray, num_examples: np.ndarray) -> np.ndarray:

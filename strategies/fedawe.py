@@ -26,9 +26,9 @@ class FedAWE(FedAvg):
     """Set x_k to the mean over S of y, with y_k = x_k + eta_g (t - tau_k) (w_k - x_k), for all k in S.
 
     Clients outside S keep their x_k. Client k starts from x_k. tau_k is the last round of its participation, and 0 before the
-    first. An absent client neither returns to the newest model nor loses the weight of the missed rounds. W is the last
-    participants' mean, and it is evaluated. A round without replies changes only the time. With ``weights=samples`` the mean is
-    by examples.
+    first. An absent client later continues from its old model, and its longer step makes up for the missed rounds. W is the
+    last participants' mean, and it is evaluated. A round without replies changes only the time. With ``weights=samples`` the
+    mean is by examples.
 
     Source: Xiang et al. 2024, Algorithm 1.
 
@@ -67,7 +67,7 @@ class FedAWE(FedAvg):
         shared = {name: model[name] for name in self.shared_names}
         models.setdefault(0, shared)
         away, shares = now - active[replies.clients], self.sample_weights(replies)  # t - tau_k
-        self.round.client_metrics["weight"] = (replies.clients, away.astype(np.float64))
+        self.round.client_metrics["weight"] = (replies.clients, shares * away)
         weights = shares / shares.sum()
         begun = [reply.start_model(shared) for reply in replies]  # x_k
         steps, lengths = replies.weighted_terms("delta", weights * self.config.server_lr * away)

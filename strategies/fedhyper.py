@@ -25,8 +25,8 @@ class FedHyper(FedAvg):
     alpha_t = clip(alpha_(t-1) + <D_t, D_(t-1)>, 1/gamma, gamma), and alpha_0 = 1. Without ``scale_step`` the step is W += D_t.
     A round without replies keeps alpha and D.
 
-    Source: Wang et al. 2024, Equation 8 (schedule G). Schedule SL, alone or with G, is ``strategy=fedhyper
-    strategy.scale_rate=true``. Its clients receive alpha to scale their rate.
+    Source: Wang et al. 2024, Equation 8 (schedule G). With ``strategy.scale_rate=true`` clients receive alpha to
+    scale their rate (schedule SL). With ``scale_step=false`` as well it is SL alone.
 
     Deviation: ``hyper_rate`` multiplies the product, whose size depends on the model's size and the learning rate. In the paper
     it is 1.

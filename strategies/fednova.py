@@ -21,8 +21,8 @@ class FedNova(FedAvg):
     The weights p_k follow ``weights`` over the participants and sum to 1. The length a_k, in the paper |a_k|_1, is the distance
     that SGD moves on a constant gradient of 1, divided by its rate. For plain SGD it is the number of steps. Momentum increases
     it. A rate that decays within the round, or a pull towards W, decreases it. The server computes it from the training
-    settings and the number of examples in the reply. A round without replies changes nothing. With a pull towards W the factor
-    is sum_k p_k times the number of steps, not a_k, as in the authors' code.
+    settings and the number of examples in the reply. With a pull towards W the factor sums the numbers of steps in place of
+    a_k, as in the authors' code. A round without replies changes nothing.
 
     Source: Wang et al. 2020, Section 4, without its server momentum.
     """
@@ -47,11 +47,8 @@ class FedNova(FedAvg):
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Return the step: the mean update per step, times the mean number of steps."""
-        shares, now, local = (
-            self.sample_weights(replies),
-            self.round.server_round,
-            self.client_class.upload_training(self.client_config),
-        )
+        shares, now = self.sample_weights(replies), self.round.server_round
+        local = self.client_class.upload_training(self.client_config)
         lengths = np.array([path_length(local, now, int(examples)) for examples in replies.num_examples])  # a_k
         effective = np.array([local.steps(int(n)) for n in replies.num_examples]) if local.proximal_weight else lengths
         total = shares @ effective / shares.sum()

@@ -23,7 +23,7 @@ MIN_LOSS_FALL = 1e-5  # lower bound of a loss's decrease, in the reward
 class Config(Weights):
     """Hyper-parameters of the strategy."""
 
-    choose: Annotated[int, Range(ge=1)] | Annotated[float, Range(gt=0, lt=1)]  # m, or a share of the clients with data
+    choose: Annotated[int, Range(ge=1)] | Annotated[float, Range(gt=0, lt=1)]  # m, or a share of the clients to select from
     choose_from: Literal["available", "all", "everyone"]  # all: selected clients that are not available do not train
     agent_lr: Annotated[float, Range(gt=0)]
     discount: Annotated[float, Range(ge=0, le=1)]  # of the rounds after a choice
@@ -42,7 +42,7 @@ class FedPPO(FedAvg):
     ``choose_from=available`` absent clients are never selected. With ``everyone`` availability is ignored: all selected clients
     train.
 
-    Source: Zhang et al. 2023.
+    Source: Zhang et al. 2023, which PMFL cites, and the code of Zhao et al. 2025 for the agent.
 
     Interpretation: acc_G is the received model's mean accuracy on the participants' training parts. It is one round late. A
     choice's return is its reward plus the discounted mean return of the next round. The released code discounts along the
@@ -68,15 +68,12 @@ class FedPPO(FedAvg):
         self.state["global_accuracy"], self.state["rollout"] = 0.0, []
         self.drawn: dict[str, Any] = {}  # this round's draw
 
-    @property
-    def count(self) -> int:
-        """The number of clients that are selected in a round (m)."""
-        share = self.config.choose
-        return (
-            max(1, math.ceil(round(share * self.population.num_clients_with_data, 9)))
-            if isinstance(share, float)
-            else int(share)
-        )
+    def count(self, candidates: int) -> int:
+        """Return the number of clients to select from so many (m)."""
+        choose = self.config.choose
+        if isinstance(choose, float):
+            return max(1, math.ceil(round(choose * candidates, 9)))
+        return int(choose)
 
     def select(self, server_round: int) -> np.ndarray:
         """Select among the available clients or all with data, and return those of them that train."""
@@ -87,7 +84,7 @@ class FedPPO(FedAvg):
             return available
         state = torch.from_numpy(np.append(self.state["global_accuracy"], self.state["accuracy"])).float()
         mask, logits = torch.from_numpy(allowed), output(on_host(select_prefix(self.state["agent"], "actor")), state)
-        chosen = draw(logits, mask, self.count, torch_generator(self.seed, "ppo", server_round))
+        chosen = draw(logits, mask, self.count(int(mask.sum())), torch_generator(self.seed, "ppo", server_round))
         logs, _ = steps_of(logits, mask, chosen)
         # Not in the state, because a checkpoint is written after the round.
         self.drawn = {"state": state, "allowed": mask, "chosen": torch.tensor(chosen), "logs": logs}

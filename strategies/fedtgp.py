@@ -34,6 +34,9 @@ class FedTGP(FederatedStrategy):
     Source: Zhang et al. 2024, and the authors' code for the network, the margin and the optimiser (SGD).
 
     Deviation: batches are drawn from the run's seed.
+
+    From the first uploads on all classes have a prototype, as in the authors' code. That of a class which no client has
+    uploaded is the drawn network's, and moves away from the others.
     """
 
     @classmethod

@@ -199,7 +199,7 @@ MISTAKES_WITH_DATA = {
     "strategy.tune_batch_size": [f"strategy=fedavg_ft strategy.tune=all {LONE_EXAMPLES} strategy.tune_batch_size=1"],
     "model.freeze": ["strategy=fedgh model.freeze=[classifier.bias]"],
     "strategy.local.proximal_weight": [
-        f"strategy={name} strategy.local.proximal_weight=0.1" for name in ("local", "fedproto", "fedtgp")],
+        f"strategy={name} strategy.local.proximal_weight=0.1" for name in ("local", "fedproto", "fedtgp", "fedamp", "pfedme")],
 }  # fmt: skip
 MISTAKES_ON_DEVICES = {
     "strategy": ["strategy=fedcrll"],

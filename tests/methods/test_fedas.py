@@ -31,6 +31,18 @@ def test_the_mean_is_weighted_by_the_fisher_information():
             for k, (w, trace) in enumerate(zip((1.0, 3.0), traces, strict=True))
         )
         assert float(rule.aggregate({"w": torch.tensor([0.0])}, replies)["w"]) == pytest.approx(mean)
+        assert rule.round.client_metrics["weight"][1].tolist() == pytest.approx([1.5, 0.5] if any(traces) else [1.0, 1.0])
+
+
+@pytest.mark.parametrize("last_batch", ["keep", "drop", "merge"])
+def test_it_declares_the_steps_that_it_takes(last_batch):
+    asked = ("strategy=fedas", "num_clients=4", "model=mlp", "model.hidden=[6]", f"strategy.local.last_batch={last_batch}")
+    workspace = workspace_of(config_of(*asked))
+    client = workspace.client_class(workspace, [1])
+    client.update([{f"model/{n}": v for n, v in workspace.initial.items() if client.is_shared(n)}], 1)
+    taken = sum(losses.steps[0] for losses in client.losses)
+    assert client.num_local_steps(int(workspace.federation.partition.sizes[1])) == taken
+    assert {"task", "alignment", "loss"} == set().union(*(losses.sums() for losses in client.losses))
 
 
 def test_the_fisher_information_is_the_sum_over_batches_of_squared_gradients():

@@ -57,11 +57,11 @@ def test_the_servers_rate_stretches_the_mean_step():
 
 
 def test_known_probabilities_in_a_run(tmp_path):
-    """With six clients and p = 1/2, each participant has weight 1 / (6 / 2)."""
+    """With p = 1/2 each participant has weight 1 / p."""
     run = run_tiny(tmp_path / "run", "strategy=fedavg", "strategy.weights=known_probability", "engine=local")
     weights = [float(row.split(",")[3]) for row in run[3].decode().splitlines() if ",weight," in row]
     assert weights
-    assert weights == pytest.approx([1 / 3] * len(weights), rel=1e-12)
+    assert weights == pytest.approx([2.0] * len(weights), rel=1e-12)
 
 
 def test_unknown_probabilities_are_refused_in_one_line(tmp_path):

@@ -67,11 +67,6 @@ def test_the_length_of_a_path_is_how_far_torchs_sgd_goes_on_a_constant_gradient(
     ("name", "local", "expected"),
     [
         ("fedprox", {"iterations": 6, "epochs": None, "lr": 0.1}, [6, 6]),  # with a pull the factor is of steps, not of lengths
-        (
-            "pfedme",
-            {"iterations": None, "epochs": 1, "batch_size": 20, "proximal_weight": 1.0},
-            [1, 3],
-        ),  # only theta has a pull
         ("perfedavg", {"iterations": None, "epochs": 1, "batch_size": 10}, [1, 3]),  # in batches of twice the size
     ],
 )

@@ -184,6 +184,18 @@ def test_with_everybody_chosen_it_is_fedavg():
     assert same(everybody[-1], fedavg[-1])
 
 
+def test_a_share_is_of_the_clients_to_select_from():
+    asked = []
+
+    class Seen(_rule()):
+        def select(self, server_round):
+            asked.append(super().select(server_round))
+            return asked[-1]
+
+    digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), rule=Seen, choose=0.5)
+    assert [len(chosen) for chosen in asked] == [-(-len(there) // 2) for there in ROUNDS]
+
+
 @pytest.mark.parametrize("choose_from", ["all", "everyone"])
 def test_blind_choices_train_who_is_available_or_all_of_them(choose_from):
     asked = []
