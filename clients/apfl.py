@@ -51,11 +51,11 @@ class APFLClient(Client):
     def local_update(self, stack: ClientStack) -> Tensors:
         """Train w and v in the same steps, upload w and keep v."""
         both = stack.params | add_prefix("own", stack.get_state("own"))
-        self.train(stack, params=both, parts=(*PARTS, "own"), before_step=self._share)
+        self.train(stack, params=both, parts=(*PARTS, "own"), before_step=self._adapt_alpha)
         stack.state |= add_prefix("own", select_prefix(both, "own"))
         return self.make_upload(stack)
 
-    def _share(self, now: Step) -> Tensors:
+    def _adapt_alpha(self, now: Step) -> Tensors:
         """Return alpha (B,), and adapt it in the round's first step for the steps that follow."""
         moving = now.stack.state["alpha"]
         alpha = moving.clone()

@@ -72,17 +72,15 @@ class FedALAClient(Client):
     def _learn(self, stack: ClientStack) -> None:
         """Learn A. A client without a trained model, or whose A has settled, gets no examples."""
         config, blend = self.config, add_prefix("blend", stack.get_state("blend"))
-        local_training, loss_inputs = (
-            config.local.plain(config.blend_lr, epochs=1),
-            stack.params | add_prefix("own", stack.get_state("own")),
-        )
-        some, participations, last = self._some(stack), stack.state["participations"], list[Tensor]()
+        local_training = config.local.plain(config.blend_lr, epochs=1)
+        loss_inputs = stack.params | add_prefix("own", stack.get_state("own"))
+        drawn, participations, last = self._draw_blend_examples(stack), stack.state["participations"], list[Tensor]()
         going = participations > 0
         while going.any() and len(last) < config.max_passes:
             losses = self.train(
                 stack,
                 params=blend,
-                examples=[part if on else part[:0] for part, on in zip(some, going.tolist(), strict=True)],
+                examples=[part if on else part[:0] for part, on in zip(drawn, going.tolist(), strict=True)],
                 local_training=local_training,
                 parts=("blend",),
                 loss=self._blended_loss,
@@ -98,13 +96,13 @@ class FedALAClient(Client):
                 going &= ~(torch.stack(last[-config.window :]).std(0, correction=0) < config.settled)
         stack.state |= blend
 
-    def _some(self, stack: ClientStack) -> list[np.ndarray]:
+    def _draw_blend_examples(self, stack: ClientStack) -> list[np.ndarray]:
         """Return the share of each client's examples on which A is learned."""
         about = (self.workspace.seed, "blend examples", stack.server_round)
         known = zip(stack.examples, stack.clients, strict=True)
-        return [generator(*about, client).permutation(part)[: self._share_of(len(part))] for part, client in known]
+        return [generator(*about, client).permutation(part)[: self._count_blend_examples(len(part))] for part, client in known]
 
-    def _share_of(self, examples: int) -> int:
+    def _count_blend_examples(self, examples: int) -> int:
         return max(1, round(self.config.share * examples)) if examples else 0
 
     def _blend(self, stack: ClientStack) -> Tensors:
@@ -124,7 +122,7 @@ class FedALAClient(Client):
     def num_local_steps(self, examples: int) -> int:
         """Return the number of steps of one pass over the share, and of training."""
         blend = self.config.local.plain(self.config.blend_lr, epochs=1)
-        return blend.steps(self._share_of(examples)) + super().num_local_steps(examples)
+        return blend.steps(self._count_blend_examples(examples)) + super().num_local_steps(examples)
 
 
 def _clip(now: Step) -> dict[str, Any]:

@@ -28,7 +28,9 @@ class FedBABUClient(FedPerClient):
     The head never changes, so it is not sent. In the run's last evaluation every client fine-tunes the received model on its
     own data. It uses SGD with its own rate, for evaluation only. The model before that is evaluated as ``untuned``.
 
-    Source: Oh et al. 2022. Deviation: the authors' training rate falls to a tenth after half and three quarters of the rounds.
+    Source: Oh et al. 2022, Algorithm 1.
+
+    Deviation: the authors' training rate falls to a tenth after half and three quarters of the rounds.
     """
 
     family = "personal, parts of the model"

@@ -80,7 +80,7 @@ class FedPACClient(Client):
         means, statistics = self._statistics(stack)
         self.train(
             stack,
-            local_training=self._head_work,
+            local_training=self._head_training,
             parts=("classifier",),
             loss=partial(Client.loss, self),
             purpose="head batches",
@@ -124,9 +124,9 @@ class FedPACClient(Client):
         }
 
     @property
-    def _head_work(self) -> LocalTraining:
+    def _head_training(self) -> LocalTraining:
         return replace(self.config.local, epochs=self.config.head_epochs, iterations=None, lr=self.config.head_lr)
 
     def num_local_steps(self, examples: int) -> int:
         """Return the number of steps of both phases."""
-        return self._head_work.steps(examples) + super().num_local_steps(examples)
+        return self._head_training.steps(examples) + super().num_local_steps(examples)

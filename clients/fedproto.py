@@ -28,7 +28,7 @@ class FedProtoClient(Client):
 
     Classes without a prototype add 0. Evaluated by the nearest global prototype, and by the head while there is no prototype.
 
-    Source: Tan et al. 2022.
+    Source: Tan et al. 2022, Algorithm 1.
     """
 
     family = "personal, with prototypes"

@@ -116,10 +116,10 @@ def _hard(features: Tensor, y: Tensor, mask: Tensor, config: Config) -> tuple[Te
     none = ~same.any(1)
     hardest = torch.where(none, 1.0, similarity.masked_fill(~same, torch.inf).amin(1).clamp_max(1.0))
     scores = without(similarity / config.temperature, ~others | same)
-    nearest = scores.topk(min(config.hard_negatives, scores.shape[1]), dim=1).values + _raise(config)
+    nearest = scores.topk(min(config.hard_negatives, scores.shape[1]), dim=1).values + _negative_offset(config)
     contrast = F.softplus(torch.logsumexp(nearest, dim=1) - hardest / config.temperature)
     close = torch.where(none | (hardest < config.threshold), -1.0, hardest)
-    penalty = F.softplus((close - 1) / config.temperature + _raise(config))
+    penalty = F.softplus((close - 1) / config.temperature + _negative_offset(config))
     return masked_mean(contrast, mask), masked_mean(penalty, mask)
 
 
@@ -133,7 +133,7 @@ def _all(features: Tensor, y: Tensor, mask: Tensor, config: Config) -> tuple[Ten
     similarity, others, same = _pairs(features, y, mask)
     scores = similarity / config.temperature
     negative = others if config.positives == "self" else others & ~same
-    every = torch.logsumexp(without(scores + _raise(config) * negative.to(scores), ~others), dim=1)
+    every = torch.logsumexp(without(scores + _negative_offset(config) * negative.to(scores), ~others), dim=1)
     if config.positives == "self":
         return masked_mean(F.softplus(every - 1 / config.temperature), mask), torch.zeros_like(mask[0])
     count = same.sum(1).to(scores)
@@ -155,6 +155,6 @@ def _pairs(features: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, T
     return directions @ directions.T, others, others & (y.unsqueeze(1) == y.unsqueeze(0))
 
 
-def _raise(config: Config) -> float:
+def _negative_offset(config: Config) -> float:
     """Return log(beta) / tau, which the released code adds to the logits of negatives."""
     return math.log(config.negative_weight) / config.temperature

@@ -14,7 +14,7 @@ from contrafed.training.local_training import SEVERAL_PHASES
 class Config:
     """Hyper-parameters of the client."""
 
-    local: LocalTraining  # of the body phase. The head phase has its own length
+    local: LocalTraining  # of the body phase. The head phase has the same, but its own length
     head_epochs: Annotated[int, Range(ge=0)]  # tau_h
     head: Literal["classifier", "projector_classifier"]
     eval_head_refresh: bool  # whether the last evaluation also fits heads to the final body
@@ -23,7 +23,7 @@ class Config:
 class FedRepClient(FedPerClient):
     """Minimise cross-entropy, first over the personal head alone, then over the shared body alone.
 
-    Source: Collins et al. 2021.
+    Source: Collins et al. 2021, Algorithm 1.
     """
 
     family = "personal, parts of the model"
@@ -46,7 +46,8 @@ class FedRepClient(FedPerClient):
 
     def train_head(self, stack: ClientStack, purpose: str) -> None:
         """Fit the head to the current body with the task's loss alone."""
-        self.train(stack, local_training=self._head_work, parts=HEADS[self.config.head], loss=self.head_loss, purpose=purpose)
+        head = HEADS[self.config.head]
+        self.train(stack, local_training=self._head_training, parts=head, loss=self.head_loss, purpose=purpose)
 
     def eval_models(self, stack: ClientStack) -> dict[str, Tensors]:
         """Return the received body and the own head, and in the last evaluation also ``refit``.
@@ -60,9 +61,9 @@ class FedRepClient(FedPerClient):
         return {"model": left, "refit": stack.params}
 
     @property
-    def _head_work(self) -> LocalTraining:
+    def _head_training(self) -> LocalTraining:
         return replace(self.config.local, epochs=self.config.head_epochs, iterations=None)
 
     def num_local_steps(self, examples: int) -> int:
         """Return the number of steps of both phases."""
-        return self._head_work.steps(examples) + super().num_local_steps(examples)
+        return self._head_training.steps(examples) + super().num_local_steps(examples)

@@ -12,7 +12,7 @@ __all__ = ["Config", "LGFedAvgClient"]
 class LGFedAvgClient(Client):
     """Minimise cross-entropy over the personal body and the shared head together.
 
-    Source: Liang et al. 2020.
+    Source: Liang et al. 2020, Algorithm 1.
     """
 
     family = "personal, parts of the model"

@@ -55,9 +55,9 @@ class PerFedAvgClient(Client):
 
     @classmethod
     def smallest_batches(cls, config: Any, examples: int) -> dict[str, int]:
-        """Return that of the batches which are dealt."""
-        count, work = BATCHES[config.gradient], cls.upload_training(config)
-        sizes = work.smallest_batch(examples), min(work.batch_of(examples), examples)
+        """Return that of the batches into which a larger one is split."""
+        count, training = BATCHES[config.gradient], cls.upload_training(config)
+        sizes = training.smallest_batch(examples), min(training.batch_of(examples), examples)
         return {"strategy.local.batch_size": min(size if size < count else size // count for size in sizes)}
 
     def local_update(self, stack: ClientStack) -> Tensors:
@@ -68,7 +68,7 @@ class PerFedAvgClient(Client):
     def loss(self, params: Tensors, batch: Batch, loss_inputs: Tensors) -> dict[str, Tensor]:
         """Return a loss whose gradient is the step's direction, and report f(w - a grad f(w; B); B')."""
         a, delta = self.config.inner_lr, self.config.difference
-        support, query, *third = dealt(batch, BATCHES[self.config.gradient])
+        support, query, *third = split_batch(batch, BATCHES[self.config.gradient])
         weights = self.parameters_of(params)
         buffers = {name: value for name, value in params.items() if name not in weights}
         slope = grad(self._task)(weights, buffers, support)
@@ -98,18 +98,18 @@ class PerFedAvgClient(Client):
         return BATCHES[self.config.gradient] * self.upload_training(self.config).steps(examples)
 
 
-def dealt(batch: Batch, count: int) -> list[Batch]:
-    """Deal one client's batch in turn into ``count`` batches.
+def split_batch(batch: Batch, count: int) -> list[Batch]:
+    """Split one client's batch into ``count`` batches, example by example in turn.
 
     A batch with fewer than ``count`` examples is used whole in each.
     """
     width = len(batch.y)
     place = torch.arange(max(-(-width // count), min(width, count - 1)), device=batch.y.device)
     few = batch.mask.sum() < count
-    hands = []
+    parts = []
     for first in range(count):
         index = torch.where(few, place, place * count + first)
         inside = index.clamp_max(width - 1)
         dropout = {layer: factors[inside] for layer, factors in batch.dropout.items()}
-        hands.append(Batch(batch.x[inside], batch.y[inside], batch.mask[inside] * (index < width), dropout))
-    return hands
+        parts.append(Batch(batch.x[inside], batch.y[inside], batch.mask[inside] * (index < width), dropout))
+    return parts

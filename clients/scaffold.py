@@ -44,10 +44,8 @@ class ScaffoldClient(Client):
         broadcast_spec, upload_spec = super().message_spec(model, config)
         parameter_names = {f"model/{name}" for name in model.tensors().keys() - model.buffer_names}  # c corrects gradients
         shapes = {n.removeprefix("model/"): shape for n, shape in broadcast_spec.items() if n in parameter_names}
-        control, control_delta = (
-            {f"{kind}/{n}": shape for n, shape in shapes.items()} for kind in ("control", "control_delta")
-        )
-        return broadcast_spec | control, upload_spec | control_delta
+        control = {f"control/{name}": shape for name, shape in shapes.items()}
+        return broadcast_spec | control, upload_spec | {f"control_delta/{name}": shape for name, shape in shapes.items()}
 
     def init_client_state(self, received: Tensors) -> Tensors:
         """Return c_k = 0."""

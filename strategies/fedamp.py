@@ -76,12 +76,12 @@ class FedAMP(FederatedStrategy):
         for client, sent in zip(replies.clients.tolist(), replies.models(), strict=True):
             # Copy, since a reply may be a view of a buffer of many replies.
             self.state["known"][client] = {name: value.clone() for name, value in sent.items()}
-        self.state["spread"] = spread(list(self.state["known"].values()))
+        self.state["spread"] = mean_squared_distance(list(self.state["known"].values()))
         self.own_weights = {}
         return model
 
 
-def spread(models: Sequence[Tensors]) -> float:
+def mean_squared_distance(models: Sequence[Tensors]) -> float:
     """Return the mean squared distance between two different models, and 0 for fewer than two models."""
     if len(models) < 2:
         return 0.0

@@ -11,7 +11,7 @@ from contrafed.core.tensors import add_prefix
 from contrafed.core.weighted_sum import weighted_sum
 from contrafed.server.base import FederatedStrategy, Replies, Tensors
 from contrafed.server.prototypes import Prototypes
-from contrafed.strategies.simplex import simplex_minimum
+from contrafed.strategies.simplex import minimize_on_simplex
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class FedPAC(FederatedStrategy):
         shares: list[np.ndarray | None] = []
         for i in range(len(replies)):
             apart = h[i] - h
-            share = simplex_minimum(np.diag(v) + apart @ apart.T)
+            share = minimize_on_simplex(np.diag(v) + apart @ apart.T)
             if share is not None:
                 share = np.where(share < self.config.cut, 0.0, share)
                 share = share / share.sum() if share.any() else None

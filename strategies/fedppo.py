@@ -14,7 +14,7 @@ from contrafed.core.schema import Range
 from contrafed.core.tensors import on_host, select_prefix
 from contrafed.server.base import Replies, Tensors
 from contrafed.strategies.fedavg import FedAvg, Weights
-from contrafed.strategies.ppo import Learning, draw, fresh_agent, learn, output, steps_of
+from contrafed.strategies.ppo import Learning, compute_log_probabilities, draw, forward, init_agent, learn
 
 MIN_LOSS_FALL = 1e-5  # lower bound of a loss's decrease, in the reward
 
@@ -63,7 +63,7 @@ class FedPPO(FedAvg):
     def setup(self) -> None:
         """Start with an agent that draws uniformly."""
         clients = self.population.num_clients
-        self.state["agent"], self.state["adam"] = fresh_agent(clients, self.seed), {}
+        self.state["agent"], self.state["adam"] = init_agent(clients, self.seed), {}
         self.state["accuracy"], self.state["loss"] = np.zeros(clients), np.zeros(clients)
         self.state["global_accuracy"], self.state["rollout"] = 0.0, []
         self.drawn: dict[str, Any] = {}  # this round's draw
@@ -83,9 +83,9 @@ class FedPPO(FedAvg):
         if not allowed.any():
             return available
         state = torch.from_numpy(np.append(self.state["global_accuracy"], self.state["accuracy"])).float()
-        mask, logits = torch.from_numpy(allowed), output(on_host(select_prefix(self.state["agent"], "actor")), state)
+        mask, logits = torch.from_numpy(allowed), forward(on_host(select_prefix(self.state["agent"], "actor")), state)
         chosen = draw(logits, mask, self.count(int(mask.sum())), torch_generator(self.seed, "ppo", server_round))
-        logs, _ = steps_of(logits, mask, chosen)
+        logs, _ = compute_log_probabilities(logits, mask, chosen)
         # Not in the state, because a checkpoint is written after the round.
         self.drawn = {"state": state, "allowed": mask, "chosen": torch.tensor(chosen), "logs": logs}
         if self.config.choose_from == "everyone":
@@ -97,11 +97,12 @@ class FedPPO(FedAvg):
         if len(replies):
             self._reward(replies)
         if self.round.server_round % self.config.update_every == 0 and self.state["rollout"]:
-            how = Learning(self.config.agent_lr, self.config.agent_clip, self.config.agent_epochs, self.config.entropy_weight)
+            config = self.config
+            settings = Learning(config.agent_lr, config.agent_clip, config.agent_epochs, config.entropy_weight)
             # Train on the CPU, where the agent's states are. Replies may have moved other tensors to an accelerator.
             agent, adam, rollout = tree_map_only(Tensor, Tensor.cpu, [self.state[k] for k in ("agent", "adam", "rollout")])
-            if how.epochs:
-                learn(agent, adam, rollout, self.config.discount, how)
+            if settings.epochs:
+                learn(agent, adam, rollout, self.config.discount, settings)
             self.state |= {"agent": agent, "adam": adam, "rollout": []}
         self.drawn = {}
         return self.mean(model, replies)
@@ -114,7 +115,7 @@ class FedPPO(FedAvg):
         before = state["loss"][clients]
         loss = np.array([reply.metrics.get("loss", last) for reply, last in zip(replies, before, strict=True)])
         state["global_accuracy"] = float(np.average(received, weights=replies.num_examples))
-        rewards = rewards_of(accuracy, state["global_accuracy"], before, loss)
+        rewards = compute_rewards(accuracy, state["global_accuracy"], before, loss)
         self.round.client_metrics["reward"] = (clients, rewards)
         state["accuracy"][clients], state["loss"][clients] = accuracy, loss
         places = [self.drawn["chosen"].tolist().index(client) for client in clients.tolist()]
@@ -122,7 +123,7 @@ class FedPPO(FedAvg):
         state["rollout"] = [*state["rollout"], self.drawn | answered]
 
 
-def rewards_of(accuracy: np.ndarray, global_accuracy: float, before: np.ndarray, loss: np.ndarray) -> np.ndarray:
+def compute_rewards(accuracy: np.ndarray, global_accuracy: float, before: np.ndarray, loss: np.ndarray) -> np.ndarray:
     """Return r_k = acc_k + acc_G d_k / sum_j d_j (m,), with d_k = max(before - loss, 1e-5)."""
     fall = np.maximum(before - loss, MIN_LOSS_FALL)
     return np.asarray(accuracy + global_accuracy * fall / fall.sum())

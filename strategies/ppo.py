@@ -26,7 +26,7 @@ class Learning(NamedTuple):
     entropy_weight: float
 
 
-def fresh_agent(num_clients: int, seed: int) -> Tensors:
+def init_agent(num_clients: int, seed: int) -> Tensors:
     """Return an actor over K clients and a critic, both of a state (K + 1,), drawn from the seed.
 
     The actor's last layer is zero, so that an untrained actor draws uniformly.
@@ -44,7 +44,7 @@ def fresh_agent(num_clients: int, seed: int) -> Tensors:
     return agent
 
 
-def output(network: Tensors, state: Tensor) -> Tensor:
+def forward(network: Tensors, state: Tensor) -> Tensor:
     """Return a network's output for a state (K + 1,): logits (K,) of an actor, or a value (1,) of a critic."""
     for layer in (0, 1):
         state = torch.tanh(network[f"{layer}.weight"] @ state + network[f"{layer}.bias"])
@@ -67,7 +67,7 @@ def draw(logits: Tensor, allowed: Tensor, count: int, generator: torch.Generator
     return chosen
 
 
-def steps_of(logits: Tensor, allowed: Tensor, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
+def compute_log_probabilities(logits: Tensor, allowed: Tensor, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Return the log-probability of each choice of a draw among the clients left, and their entropy, (m,) each."""
     left, found, entropies = allowed, [], []
     for client in chosen:
@@ -79,7 +79,7 @@ def steps_of(logits: Tensor, allowed: Tensor, chosen: Sequence[int]) -> tuple[Te
     return torch.stack(found), torch.stack(entropies)
 
 
-def returns_of(rollout: Sequence[dict[str, Any]], discount: float) -> list[Tensor]:
+def compute_returns(rollout: Sequence[dict[str, Any]], discount: float) -> list[Tensor]:
     """Return each round's returns (m,): a choice's own reward plus the discounted mean return of later rounds."""
     after, found = 0.0, list[Tensor]()
     for past in reversed(rollout):
@@ -89,7 +89,7 @@ def returns_of(rollout: Sequence[dict[str, Any]], discount: float) -> list[Tenso
     return found[::-1]
 
 
-def learn(agent: Tensors, adam: Tensors, rollout: Sequence[dict[str, Any]], discount: float, how: Learning) -> None:
+def learn(agent: Tensors, adam: Tensors, rollout: Sequence[dict[str, Any]], discount: float, settings: Learning) -> None:
     """Train the agent for a few epochs on a rollout, and update it and Adam's state in place.
 
     Args:
@@ -99,28 +99,28 @@ def learn(agent: Tensors, adam: Tensors, rollout: Sequence[dict[str, Any]], disc
             From the draw it has ``state`` (K + 1,), ``allowed`` (K,), ``chosen`` (m,) and ``logs`` (m,).
             From the replies it has ``rewarded`` (r,), indices of chosen clients, and their ``rewards`` (r,).
         discount: Factor of later rounds' returns.
-        how: Training settings. Returns are standardised if at least two differ.
+        settings: Training settings. Returns are standardised if at least two differ.
     """
-    returns = returns_of(rollout, discount)
+    returns = compute_returns(rollout, discount)
     every = torch.cat(returns)
     if len(every) > 1 and float(every.std()) > 0:
-        returns = [(some - every.mean()) / every.std() for some in returns]
+        returns = [(target - every.mean()) / every.std() for target in returns]
     leaves = {name: value.clone().requires_grad_() for name, value in agent.items()}
-    optimizer = torch.optim.Adam(leaves.values(), lr=how.rate)
+    optimizer = torch.optim.Adam(leaves.values(), lr=settings.rate)
     for name, leaf in leaves.items():
         if kept := select_prefix(adam, name):
             optimizer.state[leaf] = dict(kept)
-    for _ in range(how.epochs):
+    for _ in range(settings.epochs):
         losses = []
-        for past, some in zip(rollout, returns, strict=True):
-            value = output(select_prefix(leaves, "critic"), past["state"]).expand(len(some))
-            logs, entropy = steps_of(
-                output(select_prefix(leaves, "actor"), past["state"]), past["allowed"], past["chosen"].tolist()
+        for past, target in zip(rollout, returns, strict=True):
+            value = forward(select_prefix(leaves, "critic"), past["state"]).expand(len(target))
+            logs, entropy = compute_log_probabilities(
+                forward(select_prefix(leaves, "actor"), past["state"]), past["allowed"], past["chosen"].tolist()
             )
-            rows, advantage = past["rewarded"], some - value.detach()
+            rows, advantage = past["rewarded"], target - value.detach()
             ratio = (logs[rows] - past["logs"][rows]).exp()
-            gain = torch.minimum(ratio * advantage, ratio.clamp(1 - how.clip, 1 + how.clip) * advantage)
-            losses.append(-gain + VALUE_WEIGHT * (value - some).square() - how.entropy_weight * entropy[rows])
+            gain = torch.minimum(ratio * advantage, ratio.clamp(1 - settings.clip, 1 + settings.clip) * advantage)
+            losses.append(-gain + VALUE_WEIGHT * (value - target).square() - settings.entropy_weight * entropy[rows])
         optimizer.zero_grad()
         torch.cat(losses).mean().backward()
         optimizer.step()

@@ -8,7 +8,7 @@ from scipy.optimize import nnls
 RELATIVE_RIDGE = 1e-9
 
 
-def simplex_minimum(matrix: np.ndarray) -> np.ndarray | None:
+def minimize_on_simplex(matrix: np.ndarray) -> np.ndarray | None:
     """Minimise a' P a over a >= 0 with sum a = 1.
 
     With P = R'R the solution is, up to scale, the non-negative least-squares solution of R x = R^-T 1.

@@ -227,8 +227,8 @@ def test_phases_whose_batches_are_of_different_width(name, widths):
 
     class Phases(workspace.client_class):
         @property
-        def _head_work(self):
-            return replace(super()._head_work, batch_size=first)
+        def _head_training(self):
+            return replace(super()._head_training, batch_size=first)
 
     stacked_and_alone(workspace, kind=Phases)
 

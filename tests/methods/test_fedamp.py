@@ -9,7 +9,7 @@ from helpers import close, same
 from left import build_broadcast, digits_left, scalar_client
 
 from contrafed.server.base import Replies, Reply, Round
-from contrafed.strategies.fedamp import Config, FedAMP, spread
+from contrafed.strategies.fedamp import Config, FedAMP, mean_squared_distance
 
 INITIAL_MODEL = {"w": torch.tensor([0.5], dtype=torch.float64)}
 
@@ -65,7 +65,7 @@ def test_far_and_equal_models_leave_each_its_own():
 
 def test_relative_sigma_and_the_order_of_replies():
     models = [{"w": torch.tensor(m)} for m in ([0.0, 0.0], [2.0, 0.0], [0.0, 4.0])]
-    assert spread(models) == pytest.approx((4 + 16 + 20) / 3)
+    assert mean_squared_distance(models) == pytest.approx((4 + 16 + 20) / 3)
     values, rate = [[0.0], [1.0], [3.0]], {"cloud_lr": 0.1, "relative": True}
     rule = server(values, **rate)
     assert rule.state["spread"] == pytest.approx(14 / 3)

@@ -14,7 +14,7 @@ from contrafed.data.images import ImageData
 from contrafed.data.partition import Partition
 from contrafed.server.base import Replies, Reply
 from contrafed.strategies.fedpac import Config, FedPAC
-from contrafed.strategies.simplex import simplex_minimum
+from contrafed.strategies.simplex import minimize_on_simplex
 
 ROUNDS = [[0, 1, 2, 3], [1, 2, 5], [], [0, 1, 4, 5]]
 SHORT_TRAINING = {"epochs": 1}
@@ -67,12 +67,12 @@ def test_a_duplicate_shares_its_weight_and_small_shares_are_cut():
     assert shares([[[1.0]]] * 3, [0.5] * 3, cut=0.4) == [None] * 3  # a third each, so that nothing is left
 
 
-def test_the_simplex_minimum_is_that_of_a_general_solver():
+def test_the_minimize_on_simplex_is_that_of_a_general_solver():
     rng = np.random.default_rng(0)
     for size in (2, 3, 5, 8):
         factor = rng.normal(size=(size, size + 1))
         matrix = factor @ factor.T + 0.01 * np.eye(size)
-        found = simplex_minimum(matrix)
+        found = minimize_on_simplex(matrix)
         assert found.min() >= 0
         assert found.sum() == pytest.approx(1, abs=1e-12)
         rule = {"type": "eq", "fun": lambda a: a.sum() - 1}
@@ -86,7 +86,7 @@ def test_a_mixture_without_its_own_head_is_found():
     """SciPy before 1.16 leaves out client 0 instead, at an objective of 0.0032."""
     h, v = [1.932564586512591, 2.028442932647297, 1.8196094584315552], [3.76920e-4, 2.72945e-4, 2.960968e-3]
     away = np.array(h) - h[2]
-    assert simplex_minimum(np.diag(v) + np.outer(away, away)) == pytest.approx([0.1839, 0, 0.8161], abs=1e-4)
+    assert minimize_on_simplex(np.diag(v) + np.outer(away, away)) == pytest.approx([0.1839, 0, 0.8161], abs=1e-4)
 
 
 def test_a_solver_that_gives_up_leaves_the_client_its_own_head(monkeypatch):
@@ -94,13 +94,13 @@ def test_a_solver_that_gives_up_leaves_the_client_its_own_head(monkeypatch):
         raise RuntimeError("Maximum number of iterations reached.")
 
     monkeypatch.setattr("contrafed.strategies.simplex.nnls", gives_up)
-    assert simplex_minimum(np.eye(3)) is None
+    assert minimize_on_simplex(np.eye(3)) is None
 
 
 def test_a_matrix_that_says_nothing_has_no_minimum():
-    assert simplex_minimum(np.zeros((2, 2))) is None
-    assert simplex_minimum(np.array([[np.nan, 0], [0, 1]])) is None
-    assert simplex_minimum(-np.eye(2)) is None
+    assert minimize_on_simplex(np.zeros((2, 2))) is None
+    assert minimize_on_simplex(np.array([[np.nan, 0], [0, 1]])) is None
+    assert minimize_on_simplex(-np.eye(2)) is None
     assert shares([[[1.0]], [[1.0]]], [0.0, 0.0]) == [None, None]
 
 

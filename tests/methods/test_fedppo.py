@@ -11,8 +11,8 @@ from helpers import config_of, digits_run, same, workspace_of
 from contrafed.core.randomness import torch_generator
 from contrafed.core.tensors import select_prefix
 from contrafed.server.base import Replies, Reply, Round
-from contrafed.strategies.fedppo import rewards_of
-from contrafed.strategies.ppo import Learning, draw, fresh_agent, learn, output, returns_of, steps_of
+from contrafed.strategies.fedppo import compute_rewards
+from contrafed.strategies.ppo import Learning, compute_log_probabilities, compute_returns, draw, forward, init_agent, learn
 
 ALL_AVAILABLE = torch.ones(3, dtype=torch.bool)
 ROUNDS = [[0, 1, 2, 3, 4, 5], [1, 2, 5], [], [0, 1, 4, 5], [2, 3], [0, 1, 2, 3, 4, 5, 6, 7], [4]]
@@ -22,18 +22,18 @@ EARLY_LEARNING = {"choose": 2, "update_every": 2, "entropy_weight": 0.0}
 def test_the_log_probability_of_a_draw_by_hand():
     """Logits (log 2, 0, 0), drawn 1 and then 2: log(2/4) + log(1/2)."""
     logits = torch.tensor([math.log(2), 0.0, 0.0])
-    logs, entropy = steps_of(logits, ALL_AVAILABLE, [0, 1])
+    logs, entropy = compute_log_probabilities(logits, ALL_AVAILABLE, [0, 1])
     assert logs.tolist() == pytest.approx([math.log(1 / 2), math.log(1 / 2)], rel=1e-6)
     assert entropy[1].item() == pytest.approx(math.log(2), rel=1e-6)
-    masked, _ = steps_of(logits, torch.tensor([False, True, True]), [2])
+    masked, _ = compute_log_probabilities(logits, torch.tensor([False, True, True]), [2])
     assert masked.tolist() == pytest.approx([math.log(1 / 2)], rel=1e-6)
 
 
 def test_rewards_by_hand():
     """acc 0.5 and acc_G 0.4, with losses that fell by 1 and 3, give 0.6 and 0.8. Equal decreases share equally."""
     half = np.array([0.5, 0.5])
-    assert rewards_of(half, 0.4, np.array([2.0, 5.0]), np.array([1.0, 2.0])).tolist() == pytest.approx([0.6, 0.8])
-    assert rewards_of(half, 0.4, np.zeros(2), np.array([1.0, 9.0])).tolist() == pytest.approx([0.7, 0.7])
+    assert compute_rewards(half, 0.4, np.array([2.0, 5.0]), np.array([1.0, 2.0])).tolist() == pytest.approx([0.6, 0.8])
+    assert compute_rewards(half, 0.4, np.zeros(2), np.array([1.0, 9.0])).tolist() == pytest.approx([0.7, 0.7])
 
 
 def test_who_is_rewarded_for_what_by_hand():
@@ -83,12 +83,12 @@ def test_a_client_reports_the_accuracy_of_the_received_and_of_the_trained_model(
 def test_returns_by_hand():
     """Rewards (1, 3), then 2, discount 0.5: the second round's return 2, the first's 1 + 1 and 3 + 1."""
     rollout = [{"rewards": torch.tensor([1.0, 3.0])}, {"rewards": torch.tensor([2.0])}]
-    assert [some.tolist() for some in returns_of(rollout, 0.5)] == [[2.0, 4.0], [2.0]]
+    assert [some.tolist() for some in compute_returns(rollout, 0.5)] == [[2.0, 4.0], [2.0]]
 
 
 def test_an_agent_that_has_not_learned_draws_uniformly_without_replacement_and_only_who_is_there():
-    agent = fresh_agent(4, seed=0)
-    logits = output({n.removeprefix("actor/"): v for n, v in agent.items() if n.startswith("actor/")}, torch.rand(5))
+    agent = init_agent(4, seed=0)
+    logits = forward({n.removeprefix("actor/"): v for n, v in agent.items() if n.startswith("actor/")}, torch.rand(5))
     assert not logits.any()
     allowed = torch.tensor([True, False, True, True])
     seen = np.zeros(4)
@@ -109,14 +109,14 @@ def test_draws_follow_the_softmax():
 
 def test_the_agent_learns_whom_to_choose():
     """Only client 0 gives a reward, so after a while it is far likelier."""
-    agent, adam, state = fresh_agent(2, seed=0), {}, torch.zeros(3)
+    agent, adam, state = init_agent(2, seed=0), {}, torch.zeros(3)
     both = torch.ones(2, dtype=torch.bool)
     for t in range(20):
         rollout = []
         for i in range(5):
-            logits = output({n.removeprefix("actor/"): v for n, v in agent.items() if n.startswith("actor/")}, state)
+            logits = forward({n.removeprefix("actor/"): v for n, v in agent.items() if n.startswith("actor/")}, state)
             chosen = draw(logits, both, 1, torch_generator(0, "ppo", 5 * t + i))
-            logs, _ = steps_of(logits, both, chosen)
+            logs, _ = compute_log_probabilities(logits, both, chosen)
             past = {"state": state, "allowed": both, "chosen": torch.tensor(chosen), "logs": logs}
             rollout.append(past | {"rewarded": torch.tensor([0]), "rewards": torch.tensor([float(chosen[0] == 0)])})
         learn(agent, adam, rollout, 0.0, Learning(0.03, 0.2, 5, 0.0))
@@ -127,7 +127,7 @@ def test_the_agent_learns_whom_to_choose():
 def move_actor(how, ratios=(1.0, 1.0)):
     """Return how far the actor's last numbers move in learning that client 0 pays and client 1 does not, and Adam's steps."""
     # Both have probability 1/2. ``ratios`` divide it by the probability at selection.
-    agent, adam, both = fresh_agent(2, seed=0), {}, torch.ones(2, dtype=torch.bool)
+    agent, adam, both = init_agent(2, seed=0), {}, torch.ones(2, dtype=torch.bool)
     rollout = [
         {"state": torch.ones(3), "allowed": both, "chosen": torch.tensor([k]), "logs": torch.tensor([math.log(0.5 / ratio)])}
         | {"rewarded": torch.tensor([0]), "rewards": torch.tensor([1.0 - k])}
@@ -166,7 +166,7 @@ def test_the_rule_learns_as_it_is_told(monkeypatch):
     assert seen == [(rounds, 0.4, Learning(0.02, 0.3, 3, 0.05)) for rounds in (2, 1, 2)]
     assert int(rule.state["adam"]["actor/0.weight/step"]) == 3 * 3
     _, idle = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), **EARLY_LEARNING, agent_epochs=0)
-    assert same(idle.state["agent"], fresh_agent(8, idle.seed))
+    assert same(idle.state["agent"], init_agent(8, idle.seed))
 
 
 def test_away_clients_are_never_chosen_and_a_run_repeats():
@@ -174,7 +174,7 @@ def test_away_clients_are_never_chosen_and_a_run_repeats():
     again, other = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), **EARLY_LEARNING)
     assert same(models[-1], again[-1])
     assert same(models[2], models[3])  # no client was available
-    assert any(not torch.equal(rule.state["agent"][n], v) for n, v in fresh_agent(8, rule.seed).items())
+    assert any(not torch.equal(rule.state["agent"][n], v) for n, v in init_agent(8, rule.seed).items())
     assert same(rule.state["agent"], other.state["agent"])
 
 

@@ -8,7 +8,7 @@ from helpers import FULL_COHORTS, PATTERN, close, config_of, digits_run, strateg
 from left import ABSENCES, SHORT_TRAINING, digits_left, scalar_left
 from torch.utils._pytree import tree_map
 
-from contrafed.clients.perfedavg import dealt
+from contrafed.clients.perfedavg import split_batch
 from contrafed.training.base import Batch, Client
 from contrafed.training.batches import Batches
 
@@ -39,7 +39,7 @@ def test_golden_values_of_evaluating_which_changes_nothing():
 def hand(examples, width, count):
     x = torch.arange(width, dtype=torch.float64).view(width, 1, 1, 1)
     batch = Batch(x, torch.arange(width), (torch.arange(width) < examples).double(), {})
-    return [part.y[part.mask > 0].tolist() for part in dealt(batch, count)]
+    return [part.y[part.mask > 0].tolist() for part in split_batch(batch, count)]
 
 
 def test_a_batch_is_dealt_out_in_turn_and_a_small_one_is_whole_in_each():
@@ -57,7 +57,7 @@ def test_with_a_of_0_it_is_fedavg_on_the_second_halves():
             return self.make_upload(stack)
 
         def loss(self, params, batch, loss_inputs):
-            return super().loss(params, dealt(batch, 2)[1], loss_inputs)
+            return super().loss(params, split_batch(batch, 2)[1], loss_inputs)
 
     run = digits_left("perfedavg", inner_lr=0.0)
     models, _ = digits_run("fedavg", len(ABSENCES), schedule=ABSENCES, client_class=Halves, local=SHORT_TRAINING)
