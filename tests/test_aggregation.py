@@ -93,6 +93,14 @@ def test_an_aggregation_by_coordinate_goes_with_averaged_buffers(tmp_path, name)
     assert run_tiny(tmp_path / name, *run)[0]["status"] == "finished"
 
 
+@pytest.mark.parametrize("name", MEDIANS)
+def test_clients_that_send_nothing_of_the_model_leave_it(tmp_path, name):
+    """FedPer's body has no layer here, and MpFedcon sends only prototypes."""
+    for method in ("fedper", "mpfedcon"):
+        asked = ("engine=local", "num_rounds=1", f"strategy={method}", "model=mlp", "model.hidden=[]", f"aggregation={name}")
+        assert run_tiny(tmp_path / method, *asked)[0]["status"] == "finished"
+
+
 @pytest.mark.parametrize("name", [name for name in MEDIANS if name != "norm_clip"])
 def test_three_of_ten_far_away_move_it_little(name):
     honest = [[1.0 + 0.01 * k, -1.0] for k in range(7)]

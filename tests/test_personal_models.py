@@ -133,6 +133,25 @@ def test_clients_that_never_train_have_saved_models_whether_or_not_they_were_sco
     assert again["personal_held_out_accuracy_mean"] > 0
 
 
+@pytest.mark.parametrize("attack", ["sign_flip", "label_flip"])
+def test_attackers_stay_apart_if_saved_models_are_scored(tmp_path, attack):
+    attacked = (f"attack={attack}", "attack.clients=[1,4]", "eval_train=true", "save_personal=true")
+    first = run(config_of("strategy=fedper", *SAVED_RUN, *attacked, f"output_dir={tmp_path}/run"))
+    again = run(config_of(f"evaluate_only={tmp_path}/run", "engine=local", f"output_dir={tmp_path}/again"))
+    assert again["attackers"] == first["attackers"] == [1, 4]
+    rows = (read_rows(tmp_path / name / "metrics.csv") for name in ("run", "again"))
+    before, after = ([row | {"round": ""} for row in found if row["scope"] == "personal"] for found in rows)
+    assert {"accuracy", "attackers/accuracy"} < {row["metric"] for row in after}
+    assert before[-len(after) :] == after
+
+
+def test_models_without_files_are_refused_also_if_clients_have_only_validation_examples(tmp_path, expect_error):
+    shape = ("strategy=fedper", *SAVED_RUN, "dataset.merge_splits=false", "partition.validation_fraction=0.3")
+    run(config_of(*shape, f"output_dir={tmp_path}/run"))
+    with expect_error():
+        run(config_of(f"evaluate_only={tmp_path}/run", "engine=local", f"output_dir={tmp_path}/again"))
+
+
 def test_a_saved_global_model_scores_what_it_scored(tmp_path):
     first = run(config_of("strategy=fedavg", *SAVED_RUN, "dataset.merge_splits=false", f"output_dir={tmp_path}/run"))
     again = run(config_of(f"evaluate_only={tmp_path}/run", "engine=local", f"output_dir={tmp_path}/again"))

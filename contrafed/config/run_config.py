@@ -308,8 +308,7 @@ def _check_keys(strategy: Mapping[str, Any]) -> None:
 # Settings of an evaluation of saved models that differ from the run's.
 NO_TRAINING = {
     "min_replies": 0, "save_personal": False, "init_from": None, "resume": None, "checkpoint_every": None, "early_stop": None,
-    "target_accuracy": None, "privacy": {"name": "none"}, "attack": {"name": "none"}, "aggregation": {"name": "mean"},
-    "schedule": {"name": "synchronous"},
+    "target_accuracy": None, "privacy": {"name": "none"}, "aggregation": {"name": "mean"}, "schedule": {"name": "synchronous"},
 }  # fmt: skip
 SCORING_KEYS = ("eval_train", "eval_clients", "metrics")  # the run's, if the command line does not set them
 EVALUATION_KEYS = (

@@ -21,10 +21,10 @@ def place_in(folder: Path) -> str:
 
 
 def check_saved(workspace: Workspace, place: str) -> None:
-    """Raise ``UserError`` unless every client with a test part has a saved personal model of the right shapes."""
+    """Raise ``UserError`` unless every client with held-out examples has a saved personal model of the right shapes."""
     partition, wanted = workspace.federation.partition, {n: tuple(v.shape) for n, v in workspace.initial.items()}
     for client in range(workspace.federation.num_clients):
-        if len(partition.test(client)) == 0:
+        if not len(partition.test(client)) and not len(partition.validation(client)):
             continue
         try:
             found = shapes_in(place, client)

@@ -177,7 +177,9 @@ class Replies(Sequence[Reply]):
             return self.weighted_sum(group, shares)
         if group != "model":
             return self.aggregation.combine(self._get_sent_tensors(group), shares)
-        change = self.aggregation.combine(self.deltas(), shares)
+        if not any(deltas := self.deltas()):
+            return {}  # clients send nothing of the model
+        change = self.aggregation.combine(deltas, shares)
         begun = weighted_sum([reply.start_model(change) for reply in self], shares.tolist())
         return {name: begun[name] + change[name] for name in change}
 
