@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from contrafed.core.errors import UserError
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.tensors import add_prefix
@@ -17,10 +16,6 @@ class Config:
     local: LocalTraining
     pull_weight: Annotated[float, Range(ge=0)]  # lambda
     cloud_lr: Annotated[float, Range(gt=0)]  # alpha, the server's step size, which divides the pull
-
-    def __post_init__(self) -> None:
-        if self.local.proximal_weight:
-            raise UserError("strategy.local.proximal_weight: fedamp has its own pull. Fix: set strategy.pull_weight")
 
 
 class FedAMPClient(Client):
@@ -41,6 +36,7 @@ class FedAMPClient(Client):
         url="https://arxiv.org/abs/2007.03797",
     )
     own_model = True
+    own_pull = "pull_weight"
 
     def init_client_state(self, received: Tensors) -> Tensors:
         """Return the initial model as w."""

@@ -33,7 +33,7 @@ class FedASClient(Client):
     """Align the received body with the client's own class means, then train body and own head with cross-entropy.
 
     Alignment minimises a sum over the classes c of a batch. A term is the mean of (z - m_c)^2, over the batch's examples of c
-    and all numbers of z. m_c is the class's mean z under the body that the client trained last, at first the received one.
+    and all numbers of z. Here m_c is the class's mean z under the body that the client trained last, at first the received one.
 
     After training the client reports the trace of the Fisher information. This is the sum over its batches of the squared norm
     of the mean gradient, in evaluation mode. Evaluated by the model that it trained last.

@@ -23,8 +23,6 @@ class Config:
     outer_lr: Annotated[float, Range(gt=0)]  # eta
 
     def __post_init__(self) -> None:
-        if self.local.proximal_weight:
-            raise UserError("strategy.local.proximal_weight: pfedme has its own pull. Fix: set strategy.pull_weight")
         if self.outer_lr * self.pull_weight >= 1:
             raise UserError(
                 "strategy.outer_lr times strategy.pull_weight must be < 1, so that w stays between itself and theta, "
@@ -50,6 +48,7 @@ class PFedMeClient(Client):
         url="https://arxiv.org/abs/2006.08848",
     )
     own_model = True
+    own_pull = "pull_weight"
     plain_sgd_reason = "its inner steps solve for theta at a rate of their own"
     whole_training_reason = "each batch takes several steps"
     loss_names = ("task",)

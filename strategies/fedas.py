@@ -24,13 +24,13 @@ class FedAS(FederatedStrategy):
 
     @classmethod
     def needs_individual_updates(cls, config: Any) -> str:
-        """Return why single updates are needed: each has a weight of its own."""
+        """Return why single updates are needed: each has its own weight."""
         return "weights each body by its client's report"
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Return the weighted mean."""
         weights = np.array([max(float(reply.tensors["report/fisher"]), 0.0) for reply in replies])
-        if not weights.sum():
+        if not weights.sum() > 0:
             weights = np.ones(len(replies))
         self.round.client_metrics["weight"] = (replies.clients, weights / weights.mean())
         return replies.mean("model", weights)

@@ -27,9 +27,10 @@ class Config:
 class FedTGP(FederatedStrategy):
     """Train a small network whose output for each class c is the global prototype P_c (D,).
 
-    For each uploaded prototype z of class y, minimise -log of e^-(|z - P_y| + margin) over e^-(|z - P_y| + margin) + sum over
-    other classes c of e^-|z - P_c|. The margin is the largest of the classes' distances to their nearest class, at most tau.
-    The network is an embedding of D numbers a class, a linear layer with ReLU, and a linear layer, all of width D.
+    For each uploaded prototype z of class y, minimise the cross-entropy of one score for each class. The score of y is
+    -(|z - P_y| + margin), that of another class c is -|z - P_c|. The margin is the largest of the classes' distances to their
+    nearest class, at most tau. The network is an embedding of D numbers a class, a linear layer with ReLU, and a linear layer,
+    all of width D.
 
     Source: Zhang et al. 2024, and the authors' code for the network, the margin and the optimiser (SGD).
 

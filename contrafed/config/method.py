@@ -55,9 +55,10 @@ def check_model(run: Run, model: SplitModel) -> None:
             raise UserError(f"{what} {fault}")
     _check_patterns(run, client, model)
     broadcast_spec, upload_spec = messages
-    pulls = strategy.config.local.proximal_weight and run.evaluate_only is None
+    pulls, key = strategy.config.local.proximal_weight and run.evaluate_only is None, "strategy.local.proximal_weight"
+    if pulls and client.own_pull:
+        raise UserError(f"{key}: {strategy.name} has its own pull. Fix: set strategy.{client.own_pull}")
     if pulls and not any(name.startswith("model/") for name in broadcast_spec):
-        key = "strategy.local.proximal_weight"
         raise UserError(f"{key}: strategy={strategy.name} receives no model to pull to. Fix: {key}=0")
     _check_buffers(run, model, [name.partition("/")[2] for name in upload_spec])
     if not isinstance(run.privacy.config, none.Config):

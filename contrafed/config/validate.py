@@ -28,8 +28,8 @@ TRIAL_ROUNDS = 8  # of an own pattern: in order, and some of them at once
 def check_classes(strategy: Choice, server: Choice) -> None:
     """Raise ``UserError`` for a client that uploads neither model nor update, and for a strategy without ``aggregate``.
 
-    It is also raised for functions of a client that cannot be called like those of ``Client``, and for a strategy that inherits
-    ``aggregate`` without the keys that it reads.
+    It is also raised for functions of a client that cannot be called like those of ``Client``. So it is for a strategy that
+    inherits ``aggregate`` without the keys that it reads.
     """
     client, found = client_class_of(strategy), strategy_class_of(server)
     registry.check_overrides(client, Client)

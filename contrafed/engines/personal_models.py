@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 from safetensors import SafetensorError
 
 from contrafed.client_app.files import best_folder, personal_file, shapes_in
@@ -23,9 +24,7 @@ def place_in(folder: Path) -> str:
 def check_saved(workspace: Workspace, place: str) -> None:
     """Raise ``UserError`` unless every client with held-out examples has a saved personal model of the right shapes."""
     partition, wanted = workspace.federation.partition, {n: tuple(v.shape) for n, v in workspace.initial.items()}
-    for client in range(workspace.federation.num_clients):
-        if not len(partition.test(client)) and not len(partition.validation(client)):
-            continue
+    for client in np.flatnonzero(partition.test_sizes + partition.validation_sizes).tolist():
         try:
             found = shapes_in(place, client)
         except FileNotFoundError as error:

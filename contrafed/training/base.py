@@ -68,6 +68,7 @@ class Client(NumPyClient):
     shared: ClassVar[tuple[str, ...]] = PARTS
     whole_training_reason: ClassVar[str] = ""  # why it cannot stop at a deadline (participation.late=partial), or empty
     plain_sgd_reason: ClassVar[str] = ""  # why local training must be plain SGD, without momentum or Adam, or empty
+    own_pull: ClassVar[str] = ""  # key of a pull in the place of local.proximal_weight, which is refused then, or empty
     upload: ClassVar[Literal["model", "delta"]] = "model"  # upload the trained tensors, or their change
     reads_images: ClassVar[bool] = False  # whether the loss reads ``batch.x`` as images, also if the encoder is frozen
     own_model: ClassVar[bool] = False  # whether a client is evaluated by a personal model although all parts are shared

@@ -13,7 +13,7 @@ ROUNDS = [[0, 1, 2, 3], [1, 3, 4, 5], [0, 1]]
 
 
 def test_the_alignment_by_hand():
-    """z = (1, 3) and m = (0, 1): (1 + 4) / 2 for a class, whatever its number of examples, and none from padding."""
+    """z = (1, 3) and m = (0, 1): (1 + 4) / 2 for a class with any number of examples, and none from padding."""
     client = client_of("fedas")
     ones = torch.ones(3, 1, 1, 1, dtype=torch.float64)
     batch = Batch(ones, torch.zeros(3, dtype=torch.long), torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64), {})

@@ -67,7 +67,7 @@ def test_a_duplicate_shares_its_weight_and_small_shares_are_cut():
     assert shares([[[1.0]]] * 3, [0.5] * 3, cut=0.4) == [None] * 3  # a third each, so that nothing is left
 
 
-def test_the_minimize_on_simplex_is_that_of_a_general_solver():
+def test_the_simplex_minimum_is_that_of_a_general_solver():
     rng = np.random.default_rng(0)
     for size in (2, 3, 5, 8):
         factor = rng.normal(size=(size, size + 1))
