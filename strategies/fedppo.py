@@ -1,6 +1,5 @@
 """FedPPO's strategy: an agent, trained by proximal policy optimisation, selects the clients that train."""
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -10,6 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from contrafed.core.randomness import torch_generator
+from contrafed.core.rounding import round_up
 from contrafed.core.schema import Range
 from contrafed.core.tensors import on_host, select_prefix
 from contrafed.server.base import Replies, Tensors
@@ -72,7 +72,7 @@ class FedPPO(FedAvg):
         """Return the number of clients to select from so many (m)."""
         choose = self.config.choose
         if isinstance(choose, float):
-            return max(1, math.ceil(round(choose * candidates, 9)))
+            return max(1, round_up(choose * candidates))
         return int(choose)
 
     def select(self, server_round: int) -> np.ndarray:

@@ -12,6 +12,7 @@ from contrafed.core import registry
 from contrafed.core.client_run import Choice
 from contrafed.core.errors import UserError
 from contrafed.core.randomness import generator
+from contrafed.core.rounding import round_up
 from contrafed.core.schema import OnlyWith, Range
 
 
@@ -91,7 +92,7 @@ class Participation:
         self.select: int | None = config.count(num_clients)
         self.asked = self.select  # more than ``select`` with over_select
         if self.select is not None and config.over_select is not None:
-            self.asked = min(num_clients, math.ceil(round(self.select * config.over_select, 9)))
+            self.asked = min(num_clients, round_up(self.select * config.over_select))
         self.with_data: np.ndarray | None = None  # clients with training examples, if some have none
         self.prepare(class_proportions)
 

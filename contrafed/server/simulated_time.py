@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord
 
+from contrafed.core.rounding import round_up
 from contrafed.core.tensors import Tensors
 from contrafed.data.clock import Clock
 from contrafed.data.participation import Participation, read_deadline
@@ -97,7 +98,7 @@ class SimulatedTime:
         limit, share = read_deadline(self.participation.config.deadline)
         ordered, wanted = np.sort(seconds), self.participation.select
         if share is not None and len(ordered):
-            limit = min(limit, float(ordered[math.ceil(round(share * len(ordered), 9)) - 1]))
+            limit = min(limit, float(ordered[round_up(share * len(ordered)) - 1]))
         if self.participation.config.over_select is not None and wanted is not None and len(ordered) > wanted:
             limit = min(limit, float(ordered[wanted - 1]))
         return limit

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import numpy as np
 
 from contrafed.core.errors import UserError
+from contrafed.core.rounding import round_up
 from contrafed.core.schema import Range
 
 # Why a client that trains in phases cannot stop at a deadline.
@@ -52,7 +53,7 @@ class LocalTraining:
     def batch_of(self, examples: int) -> int:
         """Return the batch size of a client with ``examples`` examples."""
         if isinstance(self.batch_size, float):
-            return max(1, math.ceil(round(self.batch_size * examples, 9)))  # 0.07 * 100 is 7.000000000000001
+            return max(1, round_up(self.batch_size * examples))
         return self.batch_size
 
     def steps_per_pass(self, examples: int) -> int:

@@ -37,5 +37,17 @@ def test_it_may_predict_by_its_head():
     assert torch.equal(client_of("fedproto", predict="head").scores(features, received), features.logits)
 
 
+def test_scores_do_not_depend_on_the_batch_size():
+    """Features far from 0 and near their prototypes: a matrix product loses their distance in float32."""
+    torch.manual_seed(0)
+    means = 100 + torch.randn(10, 64)
+    z = means[torch.arange(100) % 10] + 0.01 * torch.randn(100, 64)
+    received = {"proto/mean": means, "proto/valid": torch.ones(10)}
+    client, logits = client_of("fedproto"), torch.zeros(100, 10)
+    together = client.scores(Features(logits, z, ()), received)
+    alone = [client.scores(Features(logits[:1], z[i : i + 1], ()), received) for i in range(100)]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-5, atol=0)
+
+
 def test_without_distance_it_is_local():
     close(heads(whole("fedproto", prototype_weight=0.0)[1]), whole("local")[1])
