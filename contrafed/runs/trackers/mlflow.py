@@ -39,10 +39,13 @@ class MLflow(Tracker):
 
         self.uri = config.uri or f"sqlite:///{run.folder.resolve() / 'mlflow.db'}"
         self.client: Any = MlflowClient(tracking_uri=self.uri)
+        self.last = -1  # the last round that an earlier attempt logged
         name = run.folder / NAME_FILE
         if run.resumed and name.exists():
             self.id = name.read_text(encoding="utf-8")
             self.client.update_run(self.id, "RUNNING")
+            names = self.client.get_run(self.id).data.metrics
+            self.last = max((each.step for name in names for each in self.client.get_metric_history(self.id, name)), default=-1)
             return
         found = self.client.get_experiment_by_name(config.experiment)
         experiment = found.experiment_id if found is not None else self.client.create_experiment(config.experiment)
@@ -58,9 +61,11 @@ class MLflow(Tracker):
         return f"mlflow ui --backend-store-uri {shlex.quote(self.uri)}"
 
     def log(self, server_round: int, values: Mapping[str, float]) -> None:
-        """Log a round as the step of its number."""
+        """Log a round as the step of its number, unless it is logged: MLflow would keep both values."""
         from mlflow.entities import Metric
 
+        if server_round <= self.last:
+            return
         now = int(time.time() * 1000)
         # MLflow takes no other characters in a name.
         named = {re.sub(r"[^\w\-. :/]", "_", name): float(value) for name, value in values.items()}
