@@ -180,4 +180,5 @@ def test_mlflow_keeps_a_run_in_a_file_and_goes_on_with_it(tmp_path, capsys):
     (one,) = client.search_runs([experiment.experiment_id])
     assert (one.info.run_name, one.info.status, one.data.params["strategy.name"]) == ("run", "FINISHED", "fedavg")
     logged = [((n, m.step), m.value) for n in one.data.metrics for m in client.get_metric_history(one.info.run_id, n)]
-    assert len(logged) == len(expected) and dict(logged) == pytest.approx(expected)
+    assert len(logged) == len(expected)
+    assert dict(logged) == pytest.approx(expected)
