@@ -223,3 +223,29 @@ def test_stored_results_have_no_formula_and_read_back_as_they_were(tmp_path):
     for run, before in zip(found, runs, strict=True):
         assert run.points("global", "train", "-loss") == before.points("global", "train", "-loss") != []
         assert run.clients.values.tolist() == [list(clients[0])]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(30, "global", "test", "accuracy", 0.7)],  # again
+        [(5, "global", "test", "accuracy", 0.7)],
+        [(40, "global", "test", "accuracy", 60.0)],
+    ],
+)
+def test_rounds_in_disorder_and_accuracies_that_are_no_fractions_are_refused(tmp_path, rows, expect_error):
+    write_run(tmp_path / "run", more=rows)
+    with expect_error():
+        find([tmp_path])
+
+
+@pytest.mark.parametrize(("name", "old", "new"), [("curves/some.csv", "a,30,0.7", None), ("some.csv", ",0.8,", ",zzz,")])
+def test_kept_results_that_disagree_are_refused(tmp_path, name, old, new, expect_error):
+    write_run(tmp_path / "a", summary={"accuracy_best": 0.8})
+    path = results.keep(find([tmp_path]), tmp_path / "results", "some").parent / name
+    lines = path.read_text().splitlines()
+    kept = [line.replace(old, new or old) for line in lines if new or not line.startswith(old)]
+    assert kept != lines
+    path.write_text("\n".join(kept) + "\n")
+    with expect_error():
+        results.load(tmp_path / "results" / "some.csv")

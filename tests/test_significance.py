@@ -14,6 +14,7 @@ from reported import method, write_run
 from contrafed import report_command
 from contrafed.report import plots, significance
 from contrafed.report.groups import usable
+from contrafed.report.latex import escape_tex
 from contrafed.report.rank_diagram import draw_rank_diagram
 from contrafed.report.runs import find
 from contrafed.report.statistics import Ranking, correct_holm, rank_methods
@@ -65,7 +66,7 @@ def test_differences_are_of_equal_seeds(sweep):
 
 
 def test_a_tiny_p_is_not_zero():
-    values = [[60.0, 50.0], [61.0, 51.0], [62.0, 52.0 + 1e-6]]
+    values = [[60.0, 50.0], [61.0, 51.0], [62.0, 52.001]]
     table = pd.DataFrame(values, pd.MultiIndex.from_product([["a"], range(3)], names=["setting", "seed"]), ["moon", "fedavg"])
     scores = significance.Scores("test accuracy", ("participation",), {"a": ("a",)}, table, "fedavg")
     differences = significance.build_differences(scores, "title")
@@ -272,3 +273,42 @@ def test_long_names_stay_within_the_rank_diagram(width):
     boxes = [label.get_window_extent() for label in labels]
     assert len(labels) == 5
     assert not any(a.overlaps(b) for number, a in enumerate(boxes) for b in boxes[:number])
+
+
+def test_without_a_common_setting_the_reason_stands_below_the_methods(tmp_path):
+    for name, rounds in (("fedavg", 20), ("moon", 40)):
+        write_run(tmp_path / name, num_rounds=rounds, **method(name))
+    tables = significance.build_tables(significance.collect_scores(find([tmp_path])), "title")
+    assert "differences" not in tables
+    assert re.search("Without a seed of fedavg.*moon in num_rounds=40", tables["methods"][1])
+    assert "**" not in tables["methods"][0].markdown  # nothing to compare with
+
+
+def test_what_makes_methods_less_comparable_is_said(tmp_path):
+    """MOON ended early, with other code, and with failures."""
+    write_run(tmp_path / "fedavg", summary={"commit": "aaa", "failures": 0})
+    summary = {"commit": "bbb", "failures": 7, "replies_rejected": 5}
+    write_run(tmp_path / "moon", (0.1, 0.2), summary=summary, **method("moon"))
+    scores = significance.collect_scores(find([tmp_path]))
+    assert scores.remarks == (
+        "Last rounds differ: 10 to 30.",
+        "The compared runs differ in more than method and setting: commit (aaa, bbb).",
+        "Runs with failures: moon (7 failed clients, 5 rejected replies).",
+    )
+    for name in ("methods", "differences"):
+        assert all(line in significance.build_tables(scores, "title")[name][1] for line in scores.remarks)
+
+
+def test_the_same_run_with_another_result_is_named(tmp_path):
+    write_run(tmp_path / "a", (0.1, 0.60))
+    write_run(tmp_path / "b", (0.1, 0.99))
+    write_run(tmp_path / "c", (0.1, 0.99))
+    assert usable(find([tmp_path]))[1] == [
+        "a: c is the same configuration and seed, with another result (60.00 and 99.00)",
+        "b: c is the same configuration and seed",
+    ]
+
+
+@pytest.mark.parametrize(("text", "tex"), [("θ≥1", r"$\theta$$\ge$1"), ("a|b", "a$|$b"), ("Δ_λ", r"$\Delta$\_$\lambda$")])
+def test_signs_of_mathematics_in_latex(text, tex):
+    assert escape_tex(text) == tex

@@ -15,6 +15,7 @@ from contrafed.core.schema import flatten_keys, plain_numbers
 from contrafed.report.csv_cells import EMPTY_CELL
 from contrafed.report.experiment_keys import spread_settings
 from contrafed.report.runs import FinishedRun, flat
+from contrafed.report.statistics import KEPT_ERROR
 
 DATA = "data_fingerprint"
 OF_FILES = ("dataset.", "partition.", "participation.", "clock.")  # the keys that name a run's files
@@ -116,7 +117,7 @@ def usable(runs: Sequence[FinishedRun], *, unfinished: bool = False) -> tuple[li
         elif not run.is_finished and not unfinished:
             aside.append(f"{run.name}: {run.summary['status']} in round {run.summary['rounds']} of {run.config['num_rounds']}")
         elif best[key] is not run:
-            aside.append(f"{run.name}: {best[key].name} is the same configuration and seed")
+            aside.append(f"{run.name}: {best[key].name} is the same configuration and seed{_compare_last(run, best[key])}")
         else:
             kept.append(run)
     return kept, aside
@@ -132,6 +133,17 @@ def _has_accuracy(run: FinishedRun) -> bool:
     return any(metric == "accuracy" for _, _, metric in run.curves)
 
 
+def _compare_last(run: FinishedRun, other: FinishedRun) -> str:
+    """Return a remark if two runs of equal length have other last accuracies, which should be equal."""
+    if run.summary["rounds"] != other.summary["rounds"]:
+        return ""
+    for key, points in run.curves.items():
+        others = other.curves.get(key)
+        if key[2] == "accuracy" and others and abs(points[-1][1] - others[-1][1]) > KEPT_ERROR:
+            return f", with another result ({100 * points[-1][1]:.2f} and {100 * others[-1][1]:.2f})"
+    return ""
+
+
 def _compute_progress(run: FinishedRun) -> tuple[bool, int, int]:
     return run.is_finished, int(run.summary["rounds"]), len(run.config.get("metrics") or ())
 
@@ -141,6 +153,8 @@ PROVENANCE_KEYS, VERSIONS = (
     (DATA, "weights_fingerprint.init_from", "weights_fingerprint.model.pretrained", "engine", "commit"),
     "versions.",
 )
+# In which compared methods should agree, too, and the counts of a summary that should be 0.
+BETWEEN, FAULTS = ("engine", "commit", "device"), {"failed clients": "failures", "rejected replies": "replies_rejected"}
 # Largest number of rows that are named because their runs differ in these.
 MAX_MIXES = 5
 
@@ -207,6 +221,31 @@ def describe_mixes(groups: Sequence[Group], name: Callable[[Group], str] = lambd
         return ""
     more = [f"and {len(lines) - MAX_MIXES} rows more"] if len(lines) > MAX_MIXES else []
     return f"Runs of one row differ in more than their seed: {'; '.join([*lines[:MAX_MIXES], *more])}."
+
+
+def describe_differing(groups: Sequence[Group]) -> list[str]:
+    """Return lines about other code or machines behind compared methods, and about runs with failures, if there are any."""
+    known, faults = dict[str, dict[str, None]](), list[str]()
+    for group in groups:
+        for run in group.runs:
+            for key, value in flatten_keys(run.summary).items():
+                if value not in (None, "") and (key in BETWEEN or key.startswith(VERSIONS)):
+                    known.setdefault(key.removeprefix(VERSIONS), {})[str(value)] = None
+        counts = {name: sum(run.number(key) for run in group.runs if run.number(key) > 0) for name, key in FAULTS.items()}
+        if said := [f"{count:.0f} {name}" for name, count in counts.items() if count]:
+            faults.append(f"{group.label} ({', '.join(said)})")
+    lines = []
+    if mixed := [f"{key} ({_shorten(list(values))})" for key, values in known.items() if len(values) > 1]:
+        lines.append(f"The compared runs differ in more than method and setting: {', '.join(mixed)}.")
+    if faults:
+        lines.append(f"Runs with failures: {_shorten(faults, '; ')}.")
+    return lines
+
+
+def _shorten(names: Sequence[str], between: str = ", ") -> str:
+    """Return names in a line, with the number of those after ``MAX_MIXES``."""
+    more = [f"{len(names) - MAX_MIXES} more"] if len(names) > MAX_MIXES else []
+    return between.join([*names[:MAX_MIXES], *more])
 
 
 def short(key: str) -> str:

@@ -2,11 +2,36 @@
 
 from collections.abc import Sequence
 
-GREEK = ("alpha", "beta", "gamma", "delta", "varepsilon", "eta", "lambda", "mu", "sigma", "varphi", "tau")
+# Letters and signs that are commands of LaTeX's mathematics.
+GREEK = (
+    *(
+        "alpha",
+        "beta",
+        "gamma",
+        "delta",
+        "varepsilon",
+        "zeta",
+        "eta",
+        "theta",
+        "iota",
+        "kappa",
+        "lambda",
+        "mu",
+        "nu",
+        "xi",
+        "pi",
+    ),
+    *("rho", "sigma", "varsigma", "tau", "upsilon", "varphi", "chi", "psi", "omega"),
+    *("Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega"),
+)
+COMMANDS = {
+    **dict(zip("αβγδεζηθικλμνξπρσςτυφχψωΓΔΘΛΞΠΣΥΦΨΩ", GREEK, strict=True)),
+    **{"±": "pm", "\u00d7": "times", "·": "cdot", "≤": "le", "≥": "ge", "≠": "ne", "≈": "approx", "→": "to", "∞": "infty"},
+}
 _TEX = str.maketrans({
-    **{mark: f"\\{mark}" for mark in "&%$#_{}"}, "\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}", "±": r"$\pm$",
-    "<": "$<$", ">": "$>$",
-    **{letter: f"$\\{name}$" for letter, name in zip("αβγδεηλμσφτ", GREEK, strict=True)},
+    **{mark: f"\\{mark}" for mark in "&%$#_{}"}, "\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}",
+    **{sign: f"${sign}$" for sign in "<>|"}, "\u2212": "$-$",
+    **{sign: f"$\\{name}$" for sign, name in COMMANDS.items()},
 })  # fmt: skip
 
 

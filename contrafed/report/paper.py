@@ -72,7 +72,9 @@ def write_paper(runs: Sequence[FinishedRun], folder: Path, width: float, baselin
             if (ranking := significance.rank_scores(named)) is not None:
                 files += plots.save(draw_paper_ranks(ranking, width), folder / f"{PREFIX}-ranks", DPI)
                 text = significance.describe_ranking(scores, ranking)
-                captions[f"{PREFIX}-ranks"] = f"{text[:1].upper()}{text[1:]}. A bar joins methods that do not differ."
+                captions[f"{PREFIX}-ranks"] = (
+                    f"{text[:1].upper()}{text[1:]}. A bar joins methods that were not found to differ."
+                )
         files.append(folder / f"{PREFIX}.tex")
         files[-1].write_text(write_document(captions, scores is not None, width), encoding="utf-8")
     except OSError as error:

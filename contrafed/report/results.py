@@ -20,6 +20,7 @@ import pandas as pd
 
 from contrafed.core.disk import replace as replace_file
 from contrafed.core.errors import UserError
+from contrafed.core.metrics import ACCURACY
 from contrafed.core.run_folder import add_later_keys
 from contrafed.report.csv_cells import escape_table, unescape_table
 from contrafed.report.groups import settings
@@ -45,6 +46,7 @@ FIRST_COLUMNS = (
 # Values of log=[...] that are kept: metrics of clients.csv as their mean over clients, and these metrics of the split fit.
 MEANS, FIT = ("weight", "own_weight", "weight_all"), ("deviation", "features_")
 NAMES = ("scope", "split", "metric")
+NUMBERS = ("seed", "num_clients", "num_rounds", "rounds")
 WORDS = {*FIRST_COLUMNS[:6], "status", "commit", "hardware", "device", "engine", "data_fingerprint"}
 
 
@@ -75,7 +77,7 @@ def keep(runs: Sequence[FinishedRun], folder: Path, name: str) -> Path:
         for part in ("curves", "clients"):
             (folder / part).mkdir(parents=True, exist_ok=True)
         for part, tables, nan in (("curves", map(_curves, every), ""), ("clients", map(_clients, every), "nan")):
-            _write(pd.concat(tables, ignore_index=True), folder / part / path.name, "%.6g", nan)
+            _write(pd.concat(tables, ignore_index=True), folder / part / path.name, "%.10g", nan)
         _write(pd.DataFrame(rows, columns=columns), path)
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror})") from error
@@ -114,6 +116,11 @@ def load(path: Path) -> list[FinishedRun]:
             raise UserError(f"cannot read {path}: the configuration of {row['run']} is no JSON") from error
         summary = {str(key): _value(str(key), str(cell)) for key, cell in row.items() if cell != ""}
         name = str(row["run"])
+        if wrong := [key for key, value in summary.items() if _is_number(key) and isinstance(value, str)]:
+            raise UserError(f"cannot read {path}: {wrong[0]} of {name} is no number: {summary[wrong[0]]}")
+        if summary.get("status") == "finished" and curves(name)["round"].max() != summary.get("rounds"):
+            kept = path.parent / "curves" / path.name
+            raise UserError(f"cannot read {kept}: {name} does not end with round {summary.get('rounds')}, as {path.name} says")
         found.append(FinishedRun(name, config, summary, curves(name), partial(clients, name)))
     return found
 
@@ -131,6 +138,11 @@ def _read(path: Path) -> pd.DataFrame:
     except (OSError, ValueError) as error:
         what = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
         raise UserError(f"cannot read {path}: {what}") from error
+
+
+def _is_number(key: str) -> bool:
+    """Return whether an entry of a summary must be a number."""
+    return key in NUMBERS or ACCURACY in key
 
 
 def _value(key: str, cell: str) -> Any:

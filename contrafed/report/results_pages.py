@@ -38,8 +38,10 @@ GUIDE = """## How to read the tables
 * `results/NAME.csv` has a row per run: configuration, seed, versions, commit, hardware, seconds.
 """
 CLAIMS = """
-Differences are those of two methods, in points. With several seeds the 95 % interval is in brackets. A verdict needs all rounds
-of the paper and three seeds. A claim is reproduced if the whole interval has the published sign. It is not reproduced if the
+Differences are those of two methods with the same clients, in points, after the last round that both have. With several seeds
+the 95 % interval is in brackets. For the best of several baselines it holds for all of them at once (Bonferroni), and the
+published difference is to the best of the same baselines. A verdict needs three seeds and all rounds of the paper, or of the
+code if the paper prints none. A claim is reproduced if the whole interval has the published sign. It is not reproduced if the
 interval also has 0 or the other sign in it, and ends below the published difference. `results/claims.yaml` lists the claims.
 
 The number of seeds is that of a paired t test which finds the published difference in 80 % of all cases. It needs the standard
@@ -281,7 +283,7 @@ def _name_part(part: str) -> str:
 
 
 def _difference(cell: dict) -> str:
-    return f"{cell['difference']:+.2f}" if cell["seeds"] and not math.isnan(cell["difference"]) else ""
+    return f"{cell['difference']:+z.2f}" if cell["seeds"] and not math.isnan(cell["difference"]) else ""
 
 
 def _describe_missing(comparison: Comparison) -> Iterator[str]:

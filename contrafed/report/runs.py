@@ -205,6 +205,7 @@ def read(folder: Path, name: str) -> FinishedRun:
     if not whole or not all(isinstance(group, dict) and isinstance(group.get("name"), str) for group in groups):
         raise UserError(f"{folder / 'config.yaml'} is no run's configuration")
     metrics = read_table(folder / "metrics.csv", METRICS)
+    _check_metrics(folder / "metrics.csv", metrics)
     path, summary = folder / "clients.csv", _read_summary(folder)
     if summary["status"] == "finished":
         last, done = int(metrics["round"].max()) if len(metrics) else 0, summary.get("rounds", 0)
@@ -245,6 +246,16 @@ def read_table(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
 def _check_columns(path: Path, heads: Iterable[str], columns: Mapping[str, str]) -> None:
     if missing := [name for name in columns if name not in heads]:
         raise UserError(f"cannot read {path}: it has no column {missing[0]}")
+
+
+def _check_metrics(path: Path, metrics: pd.DataFrame) -> None:
+    """Raise ``UserError`` for a curve whose rounds do not increase, or an accuracy that is no fraction. It may be NaN."""
+    for key, part in metrics.groupby(["scope", "split", "metric"], sort=False):
+        if not part["round"].is_monotonic_increasing or not part["round"].is_unique:
+            raise UserError(f"cannot read {path}: the rounds of {'/'.join(map(str, key))} do not increase")
+    accuracies = metrics[metrics["metric"] == ACCURACY]["value"]
+    if wrong := accuracies[(accuracies < 0) | (accuracies > 1)].tolist():
+        raise UserError(f"cannot read {path}: an accuracy is {wrong[0]:g}, and must be from 0 to 1")
 
 
 def _check_clients(path: Path, metrics: pd.DataFrame) -> None:

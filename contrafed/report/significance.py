@@ -4,7 +4,7 @@ All methods of a seed have the same federation, so they are compared by the diff
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import pandas as pd
 
 from contrafed.core.errors import UserError, unknown
 from contrafed.report.beside import Beside
-from contrafed.report.groups import Group, group_finished, short
+from contrafed.report.groups import Group, describe_differing, group_finished, short
 from contrafed.report.latex import escape_tex, float_tex
 from contrafed.report.measures import choose_measures, use_measure
 from contrafed.report.runs import FinishedRun, Points
@@ -34,8 +34,9 @@ NARROW = 2  # settings that fit in one of two columns
 BOLD_CELLS = "Bold: the best of a column, and all whose paired difference to it has a 95 % interval with 0 in it"
 BOLD = f"""
 {BOLD_CELLS}. Methods
-are compared on the seeds that both have. One seed gives no interval, so only the best is bold then. Two give a wide one. A cell
-with fewer seeds than the title says has their number in brackets.
+are compared on the seeds that both have. One seed gives no interval, so only the best is bold then. Two give a wide one. If all
+differences are equal, but not 0, only the best is bold, too. A cell with fewer seeds than the title says has their number in
+brackets.
 """
 DIFFERENCES = """
 Paired differences of equal seeds, in points. p: paired t test, corrected by Holm for the number of rows with a p. Seeds for one
@@ -43,8 +44,8 @@ point: how many seeds find a true difference of one point with probability 0.8 a
 all differences are 0, the interval is 0 to 0 and p is 1. If they are equal but not 0, there is no interval and no p.
 """
 RANKS = """
-Rank 1 is the best. Friedman's test asks whether any method differs. Two methods differ if their mean ranks are further apart
-than Nemenyi's critical difference (level 0.05).
+Rank 1 is the best. Friedman's test asks whether any method differs. If its p is below 0.05, two methods differ if their mean
+ranks are further apart than Nemenyi's critical difference (level 0.05). Otherwise no two methods were found to differ.
 """
 
 
@@ -53,7 +54,7 @@ class Scores:
     """The last accuracy of each method, setting and seed, in percent.
 
     ``table`` has a column a method and a row for each (setting, seed); ``settings`` has the values of ``keys`` that a setting
-    stands for.
+    stands for. ``remarks`` are lines on what makes the methods less comparable.
     """
 
     said: str
@@ -61,6 +62,7 @@ class Scores:
     settings: dict[str, tuple[str, ...]]
     table: pd.DataFrame
     baseline: str | None
+    remarks: tuple[str, ...] = ()
 
     @property
     def methods(self) -> list[str]:
@@ -103,7 +105,7 @@ def collect_scores(
     measures = use_measure(found, *score) if score else choose_measures(found, chosen)
     found = [group for group in found if id(group) in measures.points]
     beside = Beside(found, chosen)
-    rows, settings = list[dict[str, Any]](), dict[str, tuple[str, ...]]()
+    rows, settings, ends = list[dict[str, Any]](), dict[str, tuple[str, ...]](), dict[str, set[int]]()
     for group in found:
         setting = beside.setting(group)
         label = label_setting(setting)
@@ -111,6 +113,7 @@ def collect_scores(
         own = label_method(group, beside.own(group))
         for run in group.runs:
             if values := measures.points[id(group)](run):
+                ends.setdefault(label, set()).add(values[-1][0])
                 rows.append({"setting": label, "seed": run.config["seed"], "method": own, "score": 100 * values[-1][1]})
     if len({row["method"] for row in rows}) < 2:
         return None
@@ -119,7 +122,14 @@ def collect_scores(
     if baseline is not None:
         _check_baseline(table, baseline, beside)
     keys = tuple(short(key) for key, _ in beside.setting(found[0]))
-    return Scores(measures.said, keys, settings, table, chosen)
+    remarks = (*describe_ends(ends), *describe_differing(found))
+    return Scores(measures.said, keys, settings, table, chosen, remarks)
+
+
+def describe_ends(ends: Mapping[str, Collection[int]]) -> list[str]:
+    """Return a line about settings whose runs end in several rounds (``early_stop``, ``target_accuracy``), if there are any."""
+    several = [f"{min(at)} to {max(at)}" + (f" in {label}" if label else "") for label, at in ends.items() if len(at) > 1]
+    return [f"Last rounds differ: {'; '.join(several)}."] if several else []
 
 
 def _check_baseline(table: pd.DataFrame, baseline: str, beside: Beside) -> None:
@@ -146,11 +156,13 @@ def label_method(group: Group, own: Sequence[tuple[str, Any]]) -> str:
 def compare_to_best(scores: Scores, setting: str) -> dict[str, bool]:
     """Return {method: whether it is the best of a setting, or cannot be told from the best}, without methods that lack it.
 
+    A single method is not compared.
+
     The best is better than most others on the seeds that both have. So it is the one with the highest mean if all have all.
     """
     values = scores.table.loc[[setting]].dropna(axis=1, how="all")
     means = values.mean()
-    if means.empty:
+    if len(means) < 2:
         return {}
     wins = {method: sum((values[method] - values[other]).mean() > 0 for other in means.index) for method in means.index}
     best = scores.of(setting, str(max(means.index, key=lambda method: (wins[method], means[method]))))
@@ -202,9 +214,9 @@ def build_differences(scores: Scores, title: str) -> Table | None:
     rows, numbers = list[tuple[str, ...]](), list[dict[str, Any]]()
     for (setting, method, pair), p in zip(found, corrected, strict=True):
         values = scores.settings[setting]
-        interval = "" if math.isnan(pair.low) else f"{pair.low:+.2f} to {pair.high:+.2f}"
+        interval = "" if math.isnan(pair.low) else f"{pair.low:+z.2f} to {pair.high:+z.2f}"
         seeds = "" if math.isnan(pair.seeds) else f"{pair.seeds:.0f}" if math.isfinite(pair.seeds) else "more than 10,000"
-        rows.append((method, *values, str(pair.n), f"{pair.mean:+.2f}", interval, _format_p(p), seeds))
+        rows.append((method, *values, str(pair.n), f"{pair.mean:+z.2f}", interval, _format_p(p), seeds))
         described = dict(zip(scores.keys, values, strict=True))
         said = {"n": pair.n, "difference": pair.mean, "low": pair.low, "high": pair.high, "p": pair.p, "p_holm": p}
         numbers.append({"method": method, **described, **said, "seeds_for_one_point": pair.seeds})
@@ -253,9 +265,12 @@ def describe_ranking(scores: Scores, ranking: Ranking) -> str:
 def build_tables(scores: Scores, title: str) -> dict[str, tuple[Table, str, str]]:
     """Return {file's name: (table, text in Markdown, LaTeX)} of all that the scores give."""
     cells = build_method_table(scores, title)
-    out = {"methods": (cells, cells.markdown + BOLD, write_latex(scores, cells))}
-    if (differences := build_differences(scores, title)) is not None:
-        out["differences"] = (differences, differences.markdown + DIFFERENCES + describe_unpaired(scores), differences.latex)
+    remarks = "".join(f"\n{line}\n" for line in scores.remarks)
+    differences, unpaired = build_differences(scores, title), describe_unpaired(scores)
+    text = cells.markdown + BOLD + remarks + ("" if differences else unpaired)
+    out = {"methods": (cells, text, write_latex(scores, cells))}
+    if differences is not None:
+        out["differences"] = (differences, differences.markdown + DIFFERENCES + remarks + unpaired, differences.latex)
     if (ranking := rank_scores(scores)) is not None:
         ranks = build_ranks(scores, ranking, title)
         out["ranks"] = (ranks, ranks.markdown + RANKS, ranks.latex)

@@ -14,6 +14,8 @@ ALPHA = 0.05  # two-sided significance level of every test and interval
 POWER = 0.8  # with which a difference is to be found
 MAX_SEEDS = 10_000  # more are not counted
 DIGITS = 9  # to which means are compared: those of equal sums may differ beyond
+KEPT_ERROR = 6e-7  # of a kept accuracy: version 0.1 kept curves with six digits
+SAME = 2 * 100 * KEPT_ERROR  # points, up to which two differences are equal
 MAX_SHIFT = 30  # of Student's t, from which on a difference is found for sure
 
 
@@ -50,9 +52,10 @@ def spearman(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, int
 def first_at(points: Points, target: float) -> int | None:
     """Return the first round (from 1) whose value reaches the target, None if none does ("-" in tables).
 
-    The tolerance is 1e-9, because a mean over seeds with equal ends may be slightly above each.
+    A value is rounded where it was kept, and a mean over seeds with equal ends may be slightly above each. So the tolerance is
+    ``KEPT_ERROR``.
     """
-    return next((t for t, value in points if t >= 1 and value >= target * (1 - 1e-9)), None)
+    return next((t for t, value in points if t >= 1 and value >= target - KEPT_ERROR), None)
 
 
 def band(series: Sequence[Points]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -90,12 +93,13 @@ class PairedDifference:
         return self.mean == 0 or self.low <= 0 <= self.high
 
 
-def compare_pairs(ours: Sequence[float], theirs: Sequence[float]) -> PairedDifference:
+def compare_pairs(ours: Sequence[float], theirs: Sequence[float], comparisons: int = 1) -> PairedDifference:
     """Compare two methods by the pairs that both have, with a paired t test.
 
     Args:
         ours: One value a seed, in points. NaN is a seed without one.
         theirs: The values of the other method for the same seeds, in the same order.
+        comparisons: How many such intervals hold at once, by Bonferroni's correction.
     """
     differences = np.subtract(np.asarray(ours, float), np.asarray(theirs, float))
     differences = differences[~np.isnan(differences)]
@@ -103,11 +107,12 @@ def compare_pairs(ours: Sequence[float], theirs: Sequence[float]) -> PairedDiffe
     if n < 2:
         return PairedDifference(n, mean)
     std = float(differences.std(ddof=1))
-    if std < 1e-12:  # equal differences do not say how much others would vary
-        return PairedDifference(n, mean) if abs(mean) > 1e-12 else PairedDifference(n, 0.0, 0.0, 0.0, 1.0)
+    if std < SAME:  # equal differences do not say how much others would vary
+        return PairedDifference(n, mean) if abs(mean) > SAME else PairedDifference(n, 0.0, 0.0, 0.0, 1.0)
     test = stats.ttest_rel(differences, np.zeros(n))
-    interval = test.confidence_interval(1 - ALPHA)
-    return PairedDifference(n, mean, float(interval.low), float(interval.high), float(test.pvalue), count_seeds(std))
+    interval = test.confidence_interval(1 - ALPHA / comparisons)
+    p = min(1.0, comparisons * float(test.pvalue))
+    return PairedDifference(n, mean, float(interval.low), float(interval.high), p, count_seeds(std))
 
 
 def count_seeds(std: float, difference: float = 1.0) -> float:

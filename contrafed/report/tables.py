@@ -320,7 +320,7 @@ def rank_table(comparison: Comparison) -> Table:
         clients = (figure_of(cell["ours_client_std"]), figure_of(cell["paper_std"])) if spread else ()
         rows.append((
             *(str(cell[key]) for key in ("dataset", "setting", "metric", "method")), ours_of(cell), str(cell["seeds"]),
-            figure_of(cell["paper"]), f"{cell['difference']:+.2f}" if cell["seeds"] else "", *clients,
+            figure_of(cell["paper"]), f"{cell['difference']:+z.2f}" if cell["seeds"] else "", *clients,
             *("" if math.isnan(cell[rank]) else f"{cell[rank]:g}" for rank in ("rank", "paper_rank")),
         ))  # fmt: skip
     over_clients = ("our deviation over clients", "the paper's deviation") if spread else ()
