@@ -103,7 +103,7 @@ def test_markdown_and_latex(sweep):
     )
     assert table.markdown == "| a_b | x |\n| --- | ---: |\n| p\\|q | 1.50 ± 0.20 |\n| r |  |\n"
     assert r"\caption{50 \% \& more}" in table.latex
-    assert r"p|q & 1.50 $\pm$ 0.20 \\" in table.latex
+    assert r"p$|$q & 1.50 $\pm$ 0.20 \\" in table.latex
     assert r"a\_b & x \\" in table.latex
     assert table.csv == "a_b,x\np|q,1.5\n"
 
