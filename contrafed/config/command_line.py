@@ -174,4 +174,5 @@ def help_text(config_dir: str | None = None) -> str:
         lines += [f"  {name:<20} {text}" for name, text in registry.choices(group, own).items()] or ["  (none)"]
     lines += ["", "--config-dir DIR adds the choices of a folder of your own, with the same groups as folders."]
     lines += [f"A choice's own keys and defaults are in {conf}/GROUP/CHOICE.yaml; set them as GROUP.KEY=VALUE."]
+    lines += [f"Keys that all models or all participation patterns have are in {conf}/config.yaml."]
     return "\n".join(lines)
