@@ -69,7 +69,7 @@ class FedPAC(FederatedStrategy):
     def mixtures(self, replies: Replies) -> list[np.ndarray | None]:
         """Return every participant's shares a_i (m,) of the participants' heads, or None without a solution."""
         h = torch.stack([reply.tensors["stat/h"].double().flatten() for reply in replies]).cpu().numpy()
-        v = np.array([float(reply.tensors["stat/v"]) for reply in replies])
+        v = np.array([max(float(reply.tensors["stat/v"]), 0.0) for reply in replies])  # a variance, by a device's report
         shares: list[np.ndarray | None] = []
         for i in range(len(replies)):
             apart = h[i] - h

@@ -110,8 +110,10 @@ class FedPPO(FedAvg):
     def _reward(self, replies: Replies) -> None:
         """Store the draw, the rewards of the clients that replied, and their reports."""
         clients, state = replies.clients, self.state
-        accuracy = np.array([float(reply.tensors["report/accuracy"]) for reply in replies])
-        received = np.array([float(reply.tensors["report/received_accuracy"]) for reply in replies])
+        accuracy, received = (
+            np.clip([float(reply.tensors[f"report/{name}"]) for reply in replies], 0, 1)  # a device may report anything
+            for name in ("accuracy", "received_accuracy")
+        )
         before = state["loss"][clients]
         loss = np.array([reply.metrics.get("loss", last) for reply, last in zip(replies, before, strict=True)])
         state["global_accuracy"] = float(np.average(received, weights=replies.num_examples))

@@ -169,6 +169,9 @@ def test_data_sets_lie_where_the_client_says(tmp_path, expect_error):
         ("this.x", "", False),
         ("mine.nets.Net", "", False),
         ("mine.nets.Net", "other, mine", True),
+        ("contrafed.models.cnn.CNN", "", True),
+        ("contrafed.benchmarks.run.Net", "", False),  # any file beside the package, in a checkout
+        ("contrafed.main", "", False),
     ],
 )
 def test_a_network_of_another_package_needs_the_owners_consent(target, modules, allowed, expect_error):

@@ -188,3 +188,17 @@ def test_a_partition_draws_from_its_own_generator(monkeypatch, name, draws, expe
     monkeypatch.setattr(iid, "split", lambda config, draw: [np.array([int(9 * draws())]), np.array([10])])
     with expect_error("partition"):
         load_federation(resolve(config_of("partition=iid", "num_clients=2")).client)
+
+
+def test_an_import_of_a_partition_may_draw(monkeypatch):
+    """It draws in the first call alone."""
+    imported = []
+
+    def import_and_split(config, draw):
+        if not imported:
+            imported.append(random.random())
+        return [np.array([0]), np.array([1])]
+
+    monkeypatch.setattr(iid, "split", import_and_split)
+    load_federation(resolve(config_of("partition=iid", "num_clients=2", "partition.min_client_size=1")).client)
+    assert imported

@@ -46,6 +46,8 @@ def test_a_client_weighs_what_it_holds(tmp_path, capsys, count):
         {"num-examples": 2**62},
         *map(slow, ({"num-examples": 1}, {"num-examples": float("inf")}, {"accuracy": -0.5})),
         {"accuracy": 1.5},
+        {"loss": 1e39},
+        slow({"num-examples": 4.9}),
     ],
 )
 def test_a_score_that_cannot_be_does_not_count(tmp_path, numbers):
@@ -53,6 +55,15 @@ def test_a_score_that_cannot_be_does_not_count(tmp_path, numbers):
     _, metrics, _, summary = run_devices(tmp_path / "run", wire, "strategy=fedcrl")
     assert rows_of(metrics, "replies_rejected") == {1: 0, 2: 1, 3: 0}
     assert summary["status"] == "finished"
+
+
+@pytest.mark.parametrize("loss", [1.7e308, -1.7e308])
+def test_a_loss_that_float32_does_not_hold_is_rejected(tmp_path, capsys, loss):
+    """The difference of two such losses is not finite."""
+    wire = Wire(*plain(), change=claims("train", 1, loss=loss))
+    _, metrics, *_ = run_devices(tmp_path / "run", wire, "strategy=fedavg")
+    assert rows_of(metrics, "replies_rejected") == {1: 0, 2: 1, 3: 0}
+    assert "client 1: a score that cannot be (loss)" in capsys.readouterr().out
 
 
 def test_a_class_weighs_no_more_than_the_client_holds():

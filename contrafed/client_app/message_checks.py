@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from contrafed.client_app.files import Moment
+from contrafed.core.client_run import PACKAGES
 from contrafed.core.errors import UserError
 from contrafed.data.images import GENERATED_PATH
 
@@ -109,11 +110,13 @@ def _check_downloads(model: Mapping[str, Any]) -> None:
 
 
 def check_modules(settings: str, modules: str) -> None:
-    """Raise ``UserError`` where the settings name Python modules that are neither Contrafed's nor of this device's choice.
+    """Raise ``UserError`` where the settings name Python modules that are neither Contrafed's choices nor of this device's.
+
+    In a checkout ``contrafed.X`` is also any other file beside the package, which a server must not have imported.
 
     ``modules``: names with commas between them, from --node-config. Each stands for the modules below it too.
     """
-    allowed = ("contrafed", *filter(None, (name.strip() for name in modules.split(","))))
+    allowed = (*PACKAGES.values(), *filter(None, (name.strip() for name in modules.split(","))))
     for group, values in json.loads(settings).items():
         if not isinstance(values, dict):
             continue

@@ -27,6 +27,10 @@ def split_of(choice: Choice, draw: Any) -> list[np.ndarray]:
     said, before, again = said_of(choice, "split"), _shared_generators(), replace(draw, rng=copy.deepcopy(draw.rng))
     with own_code(choice, "split"):
         found = choice.module.split(choice.config, draw)
+    if before != _shared_generators():  # an import may have drawn, which happens once
+        before = _shared_generators()
+        with own_code(choice, "split"):
+            choice.module.split(choice.config, replace(again, rng=copy.deepcopy(again.rng)))
     if moved := [name for name, state in _shared_generators().items() if state != before[name]]:
         raise UserError(f"{said} the same parts whenever it is asked: it draws from {moved[0]}, not from draw.rng")
     parts = _check_parts(found, draw.num_clients, len(draw.y), said, "draw.y")

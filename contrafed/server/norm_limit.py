@@ -1,4 +1,7 @@
-"""A limit on the norm of an upload relative to other uploads, so that one finite reply cannot ruin a run."""
+"""A limit on the norm of an upload relative to other uploads, against replies of an absurd size.
+
+It is no defence: a reply below the limit may still ruin a run. See ``aggregation``.
+"""
 
 import math
 from collections.abc import Collection, Iterable

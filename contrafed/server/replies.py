@@ -25,6 +25,9 @@ MAX_SHOWN_CHARACTERS = 200
 # Largest size of a reply in addition to its tensors, in bytes: metadata, metrics, and a failed client's text.
 MAX_REPLY_OVERHEAD_BYTES = 2**20
 
+# Largest absolute value of a loss or another number: float32's, in which clients train.
+MAX_NUMBER = float(np.finfo(np.float32).max)
+
 # The cause of rejection for a diverged client.
 NOT_FINITE = "not finite"
 
@@ -254,6 +257,7 @@ def read_reply(
         raise ValueError("norm too large")
     refuse_undeclared(metrics, {"num-examples", "loss", *loss_names})
     numbers = {n: float(v) for n, v in metrics.items() if n != "num-examples" and isinstance(v, (int, float))}
+    refuse_large(numbers)
     others = {n: v for n, v in numbers.items() if math.isfinite(v)}
     return Reply(client, tensors, count, others, received, size)
 
@@ -262,6 +266,12 @@ def refuse_undeclared(names: Iterable[str], declared: Collection[str]) -> None:
     """Raise ``ValueError`` with the first name that is not declared. A client that invents thousands would fill the disk."""
     if (more := next((name for name in names if name not in declared), None)) is not None:
         raise ValueError(f"score '{codec.words(more)[:MAX_SHOWN_CHARACTERS]}' is not declared by the method")
+
+
+def refuse_large(numbers: Mapping[str, float]) -> None:
+    """Raise ``ValueError`` for a finite number that float32 does not hold. Sums of such numbers would not be finite."""
+    if (name := next((name for name, value in numbers.items() if MAX_NUMBER < abs(value) < math.inf), None)) is not None:
+        raise ValueError(f"a score that cannot be ({name})")
 
 
 def read_divergence(message: Message) -> str:

@@ -1,6 +1,7 @@
 """Read the clients' evaluation replies, and compute a round's summaries of them."""
 
 import math
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from flwr.app import Message
 
 from contrafed.core import codec
 from contrafed.core.metrics import FUNCTIONS
-from contrafed.server.replies import refuse_undeclared
+from contrafed.server.replies import refuse_large, refuse_undeclared
 from contrafed.server.round_log import Population, Round
 from contrafed.training.local_round import VALIDATION
 
@@ -69,7 +70,7 @@ def _read_part(
     refuse_undeclared(found, {"num-examples", *declared})
     names = {""} | {key.rpartition("/")[0] for key in found if key.endswith(tuple(f"/{value}" for value in VALUES))}
     try:
-        count = int(found["num-examples"])
+        count = operator.index(found["num-examples"])
         models = {name: {v: float(found[f"{name}/{v}" if name else v]) for v in VALUES} for name in sorted(names)}
         for name, scores in models.items():
             prefix = f"{name}/" if name else ""
@@ -80,6 +81,8 @@ def _read_part(
         raise ValueError("malformed content") from error
     if count < 0:
         raise ValueError("malformed content")
+    for scores in models.values():
+        refuse_large(scores)
     for name, value in (pair for scores in models.values() for pair in scores.items()):
         if not math.isfinite(value):
             raise ValueError(f"a score that is not finite ({name})")

@@ -56,6 +56,14 @@ def test_mixtures_by_hand():
     assert shares([[[1.0]]], [0.2])[0].tolist() == [1.0]
 
 
+def test_a_negative_variance_of_one_client_costs_the_others_no_mixture():
+    """It counts as 0. The matrix of every client would not be positive definite."""
+    found = shares([[[0.0]], [[1.0]], [[2.0]]], [1.0, 1.0, -1e6])
+    for share, expected in zip(found, shares([[[0.0]], [[1.0]], [[2.0]]], [1.0, 1.0, 0.0]), strict=True):
+        np.testing.assert_allclose(share, expected, atol=1e-8)
+    assert found[0][1] > 0
+
+
 def test_a_duplicate_shares_its_weight_and_small_shares_are_cut():
     one, other = shares([[[0.0]], [[2.0]]], [1.0, 1.0])[0]
     twice = shares([[[0.0]], [[2.0]], [[2.0]]], [1.0, 2.0, 2.0])[0]  # two of twice the variance equal the first

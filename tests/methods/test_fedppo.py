@@ -66,6 +66,19 @@ def test_who_is_rewarded_for_what_by_hand():
     assert rule.state["rollout"][0]["rewarded"].tolist() == [1, 0]  # their places in the draw
 
 
+def test_a_reported_accuracy_counts_within_its_range():
+    rule = rule_of("fedppo", (3, 1), update_every=2)
+    rule.drawn, rule.round = {"chosen": torch.tensor([0, 1])}, Round(1, np.array([0, 1]))
+    names = ("model/w", "report/accuracy", "report/received_accuracy")
+    replies = [
+        Reply(client, dict(zip(names, map(torch.tensor, ([1.0], *report)), strict=True)), 1, {"loss": 1.0})
+        for client, report in enumerate([(1000.0, -7.0), (0.5, 0.5)])
+    ]
+    rule.aggregate({"w": torch.zeros(1)}, Replies(replies))
+    assert rule.state["accuracy"].tolist() == [1, 0.5]
+    assert rule.state["global_accuracy"] == 0.25
+
+
 def test_a_client_reports_the_accuracy_of_the_received_and_of_the_trained_model():
     workspace = workspace_of(config_of("strategy=fedppo", "num_clients=8", "model=mlp"), dtype=torch.float64)
     (update,) = workspace.client_class(workspace, [0]).update([{f"model/{n}": v for n, v in workspace.initial.items()}], 1)
