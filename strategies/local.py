@@ -13,6 +13,11 @@ class Config:
 class Local(FederatedStrategy):
     """Leave the server's model unchanged and unused."""
 
+    @classmethod
+    def needs_individual_updates(cls, config: Config) -> str:
+        """Return nothing, because there are no replies."""
+        return ""
+
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Return the model as it is."""
         return model

@@ -158,7 +158,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     validate.check_participation(participation, top.num_trained, top.seed_of_federation, top.num_rounds)
     check_clock(chosen["clock"], top.num_trained, top.seed_of_federation)
     validate.check_lateness(participation, chosen["clock"], client.strategy, server)
-    validate.check_privacy(chosen["privacy"], server, participation)
+    validate.check_privacy(chosen["privacy"], client.strategy, server, participation)
     validate.check_schedule(chosen, server, top)
     if isinstance(chosen["privacy"].config, central.Config):
         limits = chosen["engine"].config

@@ -108,15 +108,16 @@ def check_lateness(participation: Choice, clock: Choice, client: Choice, server:
         raise UserError(f"{key}: {wrong}")
 
 
-def check_privacy(privacy: Choice, server: Choice, participation: Choice) -> None:
+def check_privacy(privacy: Choice, client: Choice, server: Choice, participation: Choice) -> None:
     """Raise ``UserError`` if epsilon would not hold: for strategies that do more than sum, and for some kinds of sampling."""
     if isinstance(privacy.config, gaussian.Gaussian) and privacy.config.noise_multiplier:
         needs_accountant()
     if not isinstance(privacy.config, central.Config):
         return
     if reason := strategy_class_of(server).needs_individual_updates(server.config):
+        method = f"strategy={client.name}" if client.name == server.name else f"strategy.server={server.name}"
         raise UserError(
-            f"privacy=central adds noise to one weighted sum of clipped updates, but strategy.server={server.name} {reason}. "
+            f"privacy=central: its noise is for one weighted sum of clipped updates, but {method} {reason}. "
             "Fix: another strategy, such as strategy=fedavg"
         )
     if privacy.config.amplification:

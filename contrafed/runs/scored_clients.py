@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from contrafed.config.run_config import Run
+from contrafed.core.client_run import Choice
 from contrafed.core.errors import UserError
 from contrafed.engines.client_registry import Members
 from contrafed.runs.evaluation import test_examples, validation_examples
@@ -48,11 +49,12 @@ def choose_scored_clients(run: Run, strategy: FederatedStrategy, members: Member
         "target_accuracy": alone and run.target_accuracy is not None,
     }
     without = "no client has test examples of its own"
-    fix = "Fix: dataset.merge_splits=true"
-    if partition.config.test_fraction == 0:
-        fix = "Fix: set partition.test_fraction above 0"
-    if hasattr(partition.module, "lazy"):
-        fix = f"Fix: choose another partition than {partition.name}"
+    fix = _find_fix(partition)
+    if run.evaluate_only:
+        if alone and not (wanted and found):
+            raise _refuse_evaluation(run, fix)
+        fix = f"train again with {fix}"
+    fix = f"Fix: {fix}"
     if wanted and not found and (need := next((key for key, is_so in needs.items() if is_so), None)) is not None:
         raise UserError(f"{need}: {without}. {fix}")
     if wanted and len(held_out) and not held_out.any():
@@ -66,3 +68,17 @@ def choose_scored_clients(run: Run, strategy: FederatedStrategy, members: Member
         lack = "the server has no test examples"
         notice = f"{lack}, so the global model is not evaluated"
     return ScoredClients([], False, notice, lack)
+
+
+def _find_fix(partition: Choice) -> str:
+    """Return the setting with which clients have test examples."""
+    if hasattr(partition.module, "lazy"):
+        return f"another partition than {partition.name}"
+    return "partition.test_fraction above 0" if partition.config.test_fraction == 0 else "dataset.merge_splits=true"
+
+
+def _refuse_evaluation(run: Run, fix: str) -> UserError:
+    """Return the error for saved models that nothing evaluates. ``fix``: the setting that the run lacks."""
+    if run.eval_clients is False:
+        return UserError("evaluate_only: eval_clients=false, and the run has only personal models. Fix: eval_clients=true")
+    return UserError(f"evaluate_only: the clients of {run.evaluate_only} have no test examples. Fix: train again with {fix}")

@@ -168,7 +168,7 @@ def count_protected_kinds(upload_spec: Sequence[str], broadcast_spec: Sequence[s
         raise UserError(f"privacy: strategy={strategy} sends {min(lost)}, which it does not receive: its change is not known")
     kinds = {PROTOTYPES if name == PROTOTYPES else "update" for name in upload_spec if name != PUBLIC_TENSOR}
     if not kinds:
-        raise UserError(f"privacy: strategy={strategy} sends nothing that could be protected")
+        raise UserError(f"privacy: strategy={strategy} sends nothing. Fix: strategy=fedavg, or privacy=none")
     return len(kinds)
 
 

@@ -190,7 +190,8 @@ def print_summary(summary: Mapping[str, Any], folder: str) -> None:
         kind = "personal validation accuracy" if validated[0].startswith("personal") else "validation accuracy"
         best = percent(validated[0].replace("_mean", "_best").replace("_final", "_best"))
         lines.append(f"{kind}: {percent(validated[0])}, best {best}")
-    if not any("accuracy" in key and value is not None for key, value in summary.items() if key != "target_accuracy"):
+    evaluated = any("accuracy" in key and value is not None for key, value in summary.items() if key != "target_accuracy")
+    if not evaluated:
         reason = summary.get("not_evaluated")
         lines.append("nothing was evaluated" + (f": {reason}" if reason else ""))
     elif summary.get("accuracy_final") is not None or not lines:  # some methods with personal models have no global one
@@ -206,7 +207,8 @@ def print_summary(summary: Mapping[str, Any], folder: str) -> None:
     if summary.get("personal_attackers_accuracy_mean") is not None:
         lines.append(f"attackers, which are in no number above: {percent('personal_attackers_accuracy_mean')}")
     if summary.get("evaluate_only"):
-        lines.append(f"evaluated the models of {summary['evaluate_only']} in {summary['seconds']:.1f} s")
+        if evaluated:
+            lines.append(f"evaluated the models of {summary['evaluate_only']} in {summary['seconds']:.1f} s")
     else:
         lines.append(
             f"{format_count(summary['rounds'], 'round')} in {summary['seconds']:.1f} s "
