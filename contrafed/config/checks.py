@@ -13,6 +13,7 @@ from yaml import YAMLError
 from contrafed.config.overrides import SERVER, one_line
 from contrafed.config.run_config import GROUPS as TYPED_GROUPS
 from contrafed.core import registry
+from contrafed.core.arguments import program
 from contrafed.core.client_run import PACKAGES
 from contrafed.core.errors import UserError, unknown
 from contrafed.core.schema import flatten_keys
@@ -93,9 +94,13 @@ def check_axes(overrides: Sequence[Override], axes: Collection[str], experiment:
             raise UserError(f"{name}: experiment={experiment} has no such axis. Fix: {fix}")
 
 
+def _help_command() -> str:
+    return f"{program('contrafed', 'python main.py')} --help"
+
+
 def _explain_choice(group: str, name: str, names: Collection[str], own: Path | None) -> UserError:
     """Return the error for a choice that does not exist."""
-    error = unknown(group.replace("/", "."), name, names)
+    error = unknown(group.replace("/", "."), name, names, _help_command())
     if own is not None or group not in (*PACKAGES, SERVER, "experiment"):
         return error
     return UserError(f"{error}. Fix: for one of your own, --config-dir=FOLDER", error.key)
@@ -178,7 +183,9 @@ def _explain_key(where: str, rest: str, here: Any) -> UserError:
         same = list(dict.fromkeys(f"{above}{head}.{part}" for head, sign, _ in found if sign))
         if same and name != "name":
             return UserError(f"unknown key '{above}{part}', did you mean {' or '.join(same[:3])}?", f"{above}{part}")
-    return unknown(f"{where} key" if where else "key", name, values if where else [*values, *OPTIONAL_GROUPS, "shard"])
+    if where:
+        return unknown(f"{where} key", name, values)
+    return unknown("key", name, [*values, *OPTIONAL_GROUPS, "shard"], _help_command())
 
 
 def check_modules(config: DictConfig, own: Path | None) -> None:

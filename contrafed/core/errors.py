@@ -4,6 +4,9 @@ import difflib
 import re
 from collections.abc import Iterable
 
+MIN_LIKENESS = 0.72  # of a suggestion: pmlf and pmfl have 0.75, fedfoo and fedproto 0.71
+MAX_CHOICES = 10  # that an error lists beside a suggestion
+
 
 class UserError(Exception):
     """A mistake in what the user asked for, reported in one line.
@@ -44,10 +47,22 @@ class DiskError(RunStopped):
     """A disk that is full, read-only or broken. What was written before is kept."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """Return the error for a name that does not exist, with the nearest name and all names that exist."""
-    names = sorted(known)
-    line = f"unknown {kind} '{name}'{nearest(name, names) or ';'} choices: {', '.join(names) or 'none'}"
+def unknown(kind: str, name: str, known: Iterable[str], listed_by: str = "") -> UserError:
+    """Return the error for a name that does not exist.
+
+    Args:
+        kind: What the name is of.
+        name: The name.
+        known: All names that exist. More than a few are listed only if none is near.
+        listed_by: A command that lists them, named instead.
+    """
+    names, more = sorted(known), ""
+    near = nearest(name, names)
+    if not near or len(names) <= MAX_CHOICES:
+        more = f" choices: {', '.join(names) or 'none'}"
+    elif listed_by:
+        more = f" {listed_by} lists all"
+    line = f"unknown {kind} '{name}'{near or ';'}{more}"
     group, _, last = kind.rpartition(" ")
     return UserError(line, f"{group}.{name}" if group and last == "key" else name if kind == "key" else kind)
 
@@ -58,7 +73,7 @@ def _first_word(line: str) -> str:
     return found[1] if found else ""
 
 
-def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+def nearest(name: str, known: Iterable[str], cutoff: float = MIN_LIKENESS) -> str:
     """Return ``, did you mean 'NAME'?`` with the nearest existing name.
 
     The result is empty if no name is as near as ``cutoff``, a similarity from 0 to 1.

@@ -16,13 +16,14 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from contrafed.core.errors import UserError, unknown
 
 T = TypeVar("T")
+MAX_DIFFERENCES = 5  # that one error lists
 KINDS = "which no key can be; int, float, bool, str, dict, Literal, list[...], tuple[...] can"
 
 
@@ -201,3 +202,32 @@ def flatten_keys(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
 def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values with whole floats as integers, because 1 and 1.0 on a command line are the same number."""
     return {key: int(v) if isinstance(v, float) and v.is_integer() else v for key, v in values.items()}
+
+
+def describe_differences(old: Mapping[str, Any], new: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """Return which settings differ, other choices first, and a fix.
+
+    Args:
+        old: {dotted key: value} of the stored configuration.
+        new: The same of the configuration that is asked for.
+        keys: The keys that differ.
+    """
+    groups = [key.removesuffix(".name") for key in keys if key.endswith(".name")]
+    groups = [group for group in groups if f"{group}.name" in old and f"{group}.name" in new]
+    left = [key for key in keys if not any(key.startswith(f"{group}.") for group in groups)]
+    lines, fixes = [], []
+    for name, key in [*((group, f"{group}.name") for group in groups), *((key, key) for key in left)]:
+        now, before = (_show(values[key]) if key in values else "(none)" for values in (new, old))
+        inside = sum(other.startswith(f"{name}.") for other in keys) - 1
+        more = f" and {inside} of its keys" if inside > 0 else ""
+        lines.append(f"{name}={now} (there: {before}){more}")
+        fixes.append(f"{name}={before}" if key in old else "")
+    if len(lines) > MAX_DIFFERENCES:
+        lines = [*lines[:MAX_DIFFERENCES], f"{len(lines) - MAX_DIFFERENCES} more"]
+    fix = fixes[0] if len(fixes) == 1 and fixes[0] else "the same settings"
+    return f"{', '.join(lines)}. Fix: {fix}, or another output_dir"
+
+
+def _show(value: Any) -> str:
+    """Return a value as a command line has it."""
+    return {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else str(value)

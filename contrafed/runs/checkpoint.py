@@ -25,7 +25,7 @@ from contrafed.config.run_config import HOW_IT_RUNS, ORIGIN, counts
 from contrafed.core.disk import PRIVATE, checksum, sync
 from contrafed.core.errors import UserError
 from contrafed.core.run_folder import MAX_LOG_BYTES, add_later_keys, check_regular
-from contrafed.core.schema import flatten_keys, plain_numbers
+from contrafed.core.schema import describe_differences, flatten_keys, plain_numbers
 from contrafed.core.tensors import Tensors, align, read, select_prefix, write
 from contrafed.engines.personal_models import keep_best
 from contrafed.runs.packing import pack, unpack
@@ -285,13 +285,13 @@ def check_same(
     """
     old, new = flatten_keys(add_later_keys(stored)), flatten_keys(config)
     differ = [
-        f"{key}={new.get(key, '(none)')} (there: {old.get(key, '(none)')})"
+        key
         for key in sorted({*old, *new})
         if old.get(key) != new.get(key) and key not in free
         if counts(key, FREE_KEYS) or (compares_ends and key in ENDING_KEYS)
     ]
     if differ:
-        raise UserError(f"resume: {path} is of another configuration: {'; '.join(differ)}")
+        raise UserError(f"resume: {path} is of another configuration: {describe_differences(old, new, differ)}")
 
 
 def identity(config: Mapping[str, Any]) -> str:

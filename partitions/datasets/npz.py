@@ -15,6 +15,7 @@ from contrafed.data.loaded import Loaded
 from contrafed.data.values import make_values
 
 ARRAYS = ("x", "y", "split", "owner")
+NEAR_ARRAYS = 0.5  # the likeness of a name that is refused, such as xs
 TABLES = (".csv", ".tsv", ".xlsx", ".parquet", ".pq", ".arff")
 
 HALF_LEVEL = 0.4 / 255  # by which float pixels may be outside of [0, 1], since they round into it
@@ -94,7 +95,7 @@ def _read_arrays(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None,
                 held = ", ".join(file.files) or "nothing"
                 raise UserError(f"{path} has no array '{missing[0]}'; it holds: {held}. Fix: save x= and y=")
             spare = [key for key in file.files if key not in ARRAYS]
-            if other := [key for key in spare if nearest(key, ARRAYS)]:
+            if other := [key for key in spare if nearest(key, ARRAYS, NEAR_ARRAYS)]:
                 raise UserError(f"{path}: {unknown('array', other[0], ARRAYS)}")
             x, y, split, owner = (_read_array(file, name, path) for name in ("x", "y", "split", "owner"))
     except FileNotFoundError:
