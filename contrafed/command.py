@@ -78,7 +78,7 @@ def run_job(config: DictConfig) -> float | None:
             print_unused(run)
             with hold_folder(folder) as free:
                 if not free and named:
-                    raise UserError(f"output_dir: another process writes in {folder}")
+                    raise UserError(f"output_dir: another process writes in {folder}. Fix: another output_dir, or wait for it")
                 summary = run_resolved(run, unique=not named)
         finally:
             remove_empty(folder)

@@ -24,7 +24,7 @@ class Config:
     def __post_init__(self) -> None:
         """Raise ``UserError`` if there is no convolution."""
         if not self.channels:
-            raise UserError("model.channels must name at least one convolution; model=mlp has none")
+            raise UserError("model.channels: empty. Fix: at least one convolution, or model=mlp")
 
 
 class AsImage(nn.Module):

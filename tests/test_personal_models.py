@@ -168,6 +168,15 @@ def test_mistakes_about_saved_models_are_one_line(tmp_path, finish_run, expect_e
         run(config_of(f"evaluate_only={tmp_path}/bare", "engine=local", f"output_dir={tmp_path}/again"))
 
 
+def test_models_of_clients_without_test_examples_are_refused_with_the_run_to_repeat(tmp_path, expect_error):
+    shape = ("strategy=fedcrl", *SAVED_RUN, "dataset.merge_splits=false", "save_personal=true")
+    run(config_of(*shape, f"output_dir={tmp_path}/run"))
+    for more in ((), ("eval_clients=true",), ("eval_clients=false",)):
+        with expect_error("evaluate_only"):
+            run(config_of(f"evaluate_only={tmp_path}/run", "engine=local", f"output_dir={tmp_path}/again", *more))
+        assert not (tmp_path / "again").exists()
+
+
 def test_models_are_scored_as_their_run_scored_unless_the_command_line_says_otherwise(tmp_path):
     (tmp_path / "config.yaml").write_text("eval_train: true\nmetrics: [accuracy, macro_f1]\nnum_clients: 3\n")
     config = config_of(f"evaluate_only={tmp_path}")

@@ -165,15 +165,15 @@ def test_a_folder_that_is_a_runs_or_has_a_jobs_is_refused_before_any_job(call_co
     onto = call_command(*some, "output_dir=one")
     assert (onto.status, onto.err) == (
         2,
-        "error: output_dir: one already holds a run; name another folder or move that one away\n",
+        "error: output_dir: one already holds a run. Fix: another output_dir, or move the run away\n",
     )
     Path("one").rename("1")
     again = call_command(*some, "output_dir=.")
     assert (again.status, Path("0").exists()) == (2, False)
-    assert again.err == "error: output_dir: 1 already holds a run; name another folder or move that one away\n"
+    assert again.err == "error: output_dir: 1 already holds a run. Fix: another output_dir, or move the run away\n"
     above = call_command(*QUICK_RUN, "strategy=fedavg", "output_dir=.")
     assert (above.status, above.err.count("\n")) == (2, 1)
-    assert "holds the run 1 in a folder below; name another folder" in above.err
+    assert "has the run 1 below it" in above.err
 
 
 def sweeper_in(folder, named=False):

@@ -41,10 +41,10 @@ def find_own_folder(config_dir: str | Path | None) -> Path | None:
         return None
     own = Path(config_dir).expanduser().resolve()
     if not own.is_dir():
-        raise UserError(f"--config-dir: there is no folder {own}")
+        raise UserError(f"--config-dir: there is no folder {own}. Fix: check the path")
     for path in registry.yamls(own):
         if (registry.CONF / path.relative_to(own)).exists():
-            raise UserError(f"--config-dir: {path} has the name of one of Contrafed's own; give it another")
+            raise UserError(f"--config-dir: {path} has the name of one of Contrafed's own. Fix: another name")
         lines = _read_lines(path)
         for group, package in DIRECTIVES.items():
             line = f"# @package {package}"
@@ -77,12 +77,12 @@ def check_names(overrides: Sequence[Override], own: Path | None) -> None:
         names = registry.choices(group, own)
         if not isinstance(name, str | int | float):
             found = str(override.input_line).partition("=")[2]
-            raise UserError(f"{group.replace('/', '.')} must be one name, got {found}; choices: {', '.join(names)}")
+            raise UserError(f"{group.replace('/', '.')}: {found} is not one name. Fix: one of {', '.join(names)}")
         if name not in names:
             raise _find_misplaced(group, str(name), own) or _explain_choice(group, str(name), names, own)
         file = None if own is None else own / group / f"{name}.yaml"
         if file is not None and group in TYPED_GROUPS and file.exists() and _read_name(file) != name:
-            raise UserError(f"{file} must say name: {name}")
+            raise UserError(f"{file}: its name is not that of the file. Fix: name: {name}")
 
 
 def check_axes(overrides: Sequence[Override], axes: Collection[str], experiment: str) -> None:
@@ -157,7 +157,7 @@ def check_key(config: DictConfig, override: Override) -> None:
     """Raise ``UserError`` for a key that no YAML declares, with the nearest one, and for ``GROUP.name``."""
     group, _, key = override.key_or_group.partition(".")
     if key == "name" and group in TYPED_GROUPS:
-        raise UserError(f"{override.input_line}: what a group chooses is {group}=NAME, without .name")
+        raise UserError(f"{override.input_line}: not a key. Fix: {group}=NAME, without .name")
     if override.type != OverrideType.CHANGE:
         return
     here: Any = config

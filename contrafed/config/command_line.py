@@ -36,25 +36,25 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.error = fail  # type: ignore[method-assign]
     asked, others = parser.parse_known_intermixed_args(arguments)
     if others and "=" in others[0]:
-        raise UserError(f"{others[0]}: keys have no dashes, write {others[0].lstrip('-')}")
+        raise UserError(f"{others[0]}: keys have no dashes. Fix: {others[0].lstrip('-')}")
     if others:
         options = [option for action in parser._actions for option in action.option_strings]
-        raise UserError(f"{unknown('option', others[0], options)}; settings are KEY=VALUE, without dashes")
+        raise UserError(f"{unknown('option', others[0], options)}. Fix: settings are KEY=VALUE, without dashes")
     if sum(argument.partition("=")[0] in ("--config-dir", "-cd") for argument in arguments) > 1:
-        raise UserError("--config-dir takes one folder")
+        raise UserError("--config-dir: given twice. Fix: one folder")
     if asked.config_path is not None or asked.config_name is not None:
         raise UserError("--config-path and --config-name: Contrafed's own configuration is fixed. Fix: --config-dir FOLDER")
     if any(override.lstrip("+~").startswith("hydra.searchpath") for override in asked.overrides):
         raise UserError("hydra.searchpath: Contrafed finds its own YAMLs. Fix: --config-dir FOLDER for yours")
     if asked.config_dir == "":
-        raise UserError("--config-dir needs a folder")
+        raise UserError("--config-dir: empty. Fix: a folder")
     if asked.cfg is None and (asked.resolve or asked.package is not None):
-        raise UserError(f"--{'resolve' if asked.resolve else 'package'} goes with --cfg")
+        raise UserError(f"--{'resolve' if asked.resolve else 'package'}: it goes with --cfg. Fix: --cfg job")
     if asked.multirun and (asked.resolve or asked.package is not None):
-        raise UserError(f"--{'resolve' if asked.resolve else 'package'} does not go with -m, where --cfg job lists the jobs")
+        raise UserError(f"--{'resolve' if asked.resolve else 'package'}: with -m only --cfg job does. Fix: leave one out")
     kinds = (asked.run, asked.multirun and asked.cfg != "job", asked.shell_completion, asked.cfg is not None)
     if sum((*kinds, asked.info is not None)) > 1:
-        raise UserError("--run, --multirun, --cfg, --info and --shell-completion exclude each other")
+        raise UserError("--run, --multirun, --cfg, --info and --shell-completion: they exclude each other. Fix: one of them")
     return asked
 
 

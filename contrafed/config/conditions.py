@@ -253,8 +253,8 @@ def _take_scoring(config: DictConfig, task: list[Override]) -> None:
     keys = [o.key_or_group for o in task]
     if others := [key for key in keys if key.split(".")[0] not in EVALUATION_KEYS]:
         raise UserError(
-            f"evaluate_only takes the run's own configuration, so that {', '.join(others)} cannot be set beside it; "
-            f"what can: {', '.join(EVALUATION_KEYS[1:])}"
+            f"evaluate_only: it takes the run's own configuration, so {', '.join(others)} cannot be set. "
+            f"Fix: only {', '.join(EVALUATION_KEYS[1:])}"
         )
     folder = Path(str(config.evaluate_only)).expanduser()
     stored = read_config(folder) if (folder / "config.yaml").is_file() else {}

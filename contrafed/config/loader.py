@@ -150,7 +150,7 @@ class ConfigLoader(ConfigLoaderImpl):
     def _compose_job(self, parsed: list[Override], hydra: bool) -> DictConfig:
         """Return one job's configuration. Raises ``UserError`` for an unknown choice or key, and Hydra's own errors."""
         if several := next((o.input_line for o in parsed if o.is_sweep_override()), None):
-            raise UserError(f"{several} lists several values: add -m to run them all, or brackets where they are one list")
+            raise UserError(f"{several}: several values. Fix: add -m to run them all, or brackets if they are one list")
         checks.refuse_two_folders(parsed, "hydra.run.dir")
         # experiment=null and scale=null are the defaults, but not choices of Hydra's.
         asked = [o for o in parsed if o.is_delete() or o.value() is not None or o.key_or_group not in checks.OPTIONAL_GROUPS]

@@ -64,7 +64,7 @@ def check_model(run: Run, model: SplitModel) -> None:
     if not isinstance(run.privacy.config, none.Config):
         count_protected_kinds(list(upload_spec), list(broadcast_spec), strategy.name)
     if run.attack.name != "none" and not run.attack.config.flips_labels and not upload_spec:
-        raise UserError(f"attack={run.attack.name}: strategy={strategy.name} sends nothing that attackers could change")
+        raise UserError(f"attack={run.attack.name}: strategy={strategy.name} sends nothing. Fix: attack=none")
 
 
 def _check_buffers(run: Run, model: SplitModel, names: Sequence[str]) -> None:

@@ -139,12 +139,14 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     contrafed.data.checks.check_validation(client.dataset, client.partition)
     if top.held_out_clients and client.partition.config.scarce_clients:
         raise UserError(
-            "partition.scarce_clients and held_out_clients are both the last clients: the scarce ones would never train"
+            "partition.scarce_clients: with held_out_clients, which are also the last clients, they would never train. "
+            "Fix: set one of them"
         )
     asked = participation.config.count(top.num_trained) or top.num_trained
     if top.min_replies > asked:
         who = "participation.select asks" if asked < top.num_trained else "train (held_out_clients)"
-        raise UserError(f"min_replies={top.min_replies} is more than the {asked} that {who}: the model would never change")
+        problem = f"more than the {asked} that {who}, so the model would never change"
+        raise UserError(f"min_replies={top.min_replies}: {problem}. Fix: {asked} or fewer")
     pattern_class_of(participation)
     check_tracker(chosen["tracker"])
     _check_local_training(client.strategy, top.num_rounds)
@@ -168,7 +170,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     check_log(top.log, client.strategy, server, participation, chosen["privacy"])
     own = client_class_of(client.strategy).is_personal(client.strategy.config) or client.model.values.get("buffers") == "local"
     if top.save_personal and not own and top.evaluate_after != "local_training":
-        raise UserError(f"save_personal: strategy={client.strategy.name} has no personal models, only the global one")
+        raise UserError(f"save_personal: strategy={client.strategy.name} has only a global model. Fix: save_personal=false")
     client = replace(client, flipped=wrong_labels(chosen["attack"], top))
     return Run(**vars(top), client=client, server=server, **chosen, composed=config)
 
@@ -180,7 +182,7 @@ def check_top(config: Mapping[str, Any]) -> Top:
     for group in GROUPS:
         settings = config.get(group)
         if not isinstance(settings, Mapping) or "name" not in settings:
-            raise UserError(f"{group} is missing; choices: {', '.join(registry.choices(group))}")
+            raise UserError(f"{group}: missing. Fix: one of {', '.join(registry.choices(group))}")
     beside_accuracy(top.metrics)
     fixes = {"output_dir": "a folder", "resume": "latest, or a path", "init_from": "a path, or leave it out"}
     for key, fix in fixes.items():
@@ -191,27 +193,28 @@ def check_top(config: Mapping[str, Any]) -> Top:
     except FileNotFoundError:  # it is made later
         pass
     except OSError as error:
-        raise UserError(f"output_dir: cannot write to {top.output_dir} ({error.strerror})") from None
+        raise UserError(f"output_dir: cannot write to {top.output_dir} ({error.strerror}). Fix: another output_dir") from None
     if top.min_replies > top.num_clients:
-        raise UserError(f"min_replies={top.min_replies} is more than num_clients={top.num_clients}")
+        raise UserError(f"min_replies={top.min_replies}: more than num_clients={top.num_clients}. Fix: a smaller number")
     if top.held_out_clients >= top.num_clients:
-        raise UserError(f"held_out_clients={top.held_out_clients} leaves none of num_clients={top.num_clients} to train")
+        problem = f"none of num_clients={top.num_clients} is left to train"
+        raise UserError(f"held_out_clients={top.held_out_clients}: {problem}. Fix: a smaller number")
     for name in top.log:
         if name not in LOG_CHOICES:
             raise unknown("log", name, LOG_CHOICES)
     if config["dataset"]["name"] == "own" and config["partition"]["name"] != "own":
-        raise UserError("dataset=own has no images to deal out; it goes with partition=own")
+        raise UserError("dataset=own: it has no images to partition. Fix: partition=own, or another dataset")
     if config["engine"]["name"] == "flower" and (top.checkpoint_every is not None or top.resume is not None):
-        raise UserError("engine=flower keeps client state to itself; checkpoints need engine=ray or engine=local")
+        raise UserError("engine=flower: it has no checkpoints of client state. Fix: engine=ray or engine=local")
     if top.resume is not None and top.evaluate_only is not None:
-        raise UserError("resume and evaluate_only exclude each other")
+        raise UserError("resume: it does not go with evaluate_only. Fix: leave one out")
     if top.resume is not None and not config["privacy"].get("seeded_noise", True):
         raise UserError(
             "privacy.seeded_noise=false: rounds that a resumed run repeats would have other noise, which reveals more. "
             "Fix: begin the run in another folder"
         )
     if top.init_from is not None and top.resume is None and not Path(top.init_from).is_file():
-        raise UserError(f"init_from: there is no file {top.init_from}")
+        raise UserError(f"init_from: there is no file {Path(top.init_from).absolute()}. Fix: check the path")
     return top
 
 
@@ -237,11 +240,11 @@ def check_log(names: Sequence[str], client: Choice, server: Choice, participatio
     }
     for name in names:
         if name in ("deviation", "features") and privacy.name == "central":
-            raise UserError(f"log=[{name}] reads single replies, which privacy=central hides")
+            raise UserError(f"log=[{name}]: it reads single replies, which privacy=central hides. Fix: leave it out")
         if name == "probability" and not isinstance(participation.config, Heterogeneous):
-            raise UserError(f"log=[probability] does not go with participation={participation.name}: it has no p_k")
+            raise UserError(f"log=[probability]: participation={participation.name} has no p_k. Fix: leave it out")
         if missing.get(name):
-            raise UserError(f"log=[{name}] does not go with strategy={client.name}: {missing[name]}")
+            raise UserError(f"log=[{name}]: strategy={client.name}: {missing[name]}. Fix: leave it out")
 
 
 def server_of(strategy: Mapping[str, Any]) -> Choice:
@@ -276,9 +279,9 @@ def _check_local_training(strategy: Choice, num_rounds: int) -> None:
         raise UserError(f"strategy={strategy.name}: Config of {strategy.module.__name__} {wanted}")
     if reason and (local.optimizer != "sgd" or local.momentum):
         wanted = "strategy.local.optimizer=sgd and strategy.local.momentum=0"
-        raise UserError(f"strategy={strategy.name} needs plain SGD ({reason}); set {wanted}")
+        raise UserError(f"strategy={strategy.name}: it needs plain SGD ({reason}). Fix: {wanted}")
     if not local.rate(num_rounds):
-        raise UserError(f"strategy.local.lr_decay={local.lr_decay:g}: the learning rate of round {num_rounds} is 0")
+        raise UserError(f"strategy.local.lr_decay={local.lr_decay:g}: the rate of round {num_rounds} is 0. Fix: nearer to 1")
 
 
 def _check_momentum(local: Any, top: Top) -> None:
@@ -329,7 +332,7 @@ def for_evaluation(config: Mapping[str, Any]) -> dict[str, Any]:
     folder = Path(str(config["evaluate_only"])).expanduser()
     for name in ("config.yaml", "model.safetensors"):
         if not (folder / name).is_file():
-            raise UserError(f"evaluate_only: there is no {name} in {folder}; give the folder of a finished run")
+            raise UserError(f"evaluate_only: there is no {name} in {folder}. Fix: the folder of a finished run")
     stored = read_config(folder)
     own = {key: config[key] for key in EVALUATION_KEYS}
     if isinstance(stored.get("participation"), dict) and stored["participation"].get("late") == "partial":

@@ -64,7 +64,7 @@ def check_participation(participation: Choice, num_trained: int, seed: int, num_
             if participation.is_own:
                 _check_rounds(found, lambda: make_participation(participation, lambda: shares, num_trained, seed), num_rounds)
     except MemoryError as error:
-        raise UserError(f"num_clients={num_trained} is too large for this machine's memory") from error
+        raise UserError(f"num_clients={num_trained}: too large for this machine's memory. Fix: a smaller number") from error
 
 
 def _check_rounds(found: type[Participation], make: Callable[[], Participation], num_rounds: int) -> None:
@@ -128,19 +128,17 @@ def _check_sampling(server: Choice, participation: Choice) -> None:
     """Raise ``UserError`` unless all clients are drawn independently with one probability, and with fixed weights."""
     config, wrong = participation.config, ""
     if not vars(pattern_class_of(participation)).get("independent_draws", False):
-        wrong = f"participation={participation.name} does not draw each client independently; participation=bernoulli does"
+        wrong = f"participation={participation.name} does not draw each client independently. Fix: participation=bernoulli"
     elif getattr(config, "beta", None) is not None:
-        wrong = "clients have different probabilities; participation.beta=null gives them one"
+        wrong = "clients have different probabilities. Fix: participation.beta=null"
     elif config.select is not None:
-        wrong = "participation.select draws clients without replacement, not independently; set it to null"
+        wrong = "participation.select draws clients without replacement, not independently. Fix: participation.select=null"
     elif getattr(server.config, "weights", None) not in strategy_class_of(server).fixed_weights:
-        wrong = (
-            "a client's weight depends on who else participates; with strategy=fedavg strategy.weights=all_clients it is fixed"
-        )
+        wrong = "a client's weight depends on who else participates. Fix: strategy=fedavg strategy.weights=all_clients"
     elif isinstance(config.deadline, str):
         wrong = "who else participates decides whether a client is late. Fix: a participation.deadline in seconds"
     elif config.loss_rate == 1:
-        wrong = "participation.loss_rate=1 leaves no reply"
+        wrong = "participation.loss_rate=1 leaves no reply. Fix: a smaller one"
     if wrong:
         raise UserError(f"privacy.amplification=true: {wrong}")
 
@@ -150,7 +148,7 @@ def check_mean(aggregation: Choice, server: Choice, privacy: Choice) -> None:
     if aggregation.name == "mean":
         return
     if isinstance(privacy.config, central.Config):
-        raise UserError(f"privacy=central adds noise to a weighted mean; aggregation={aggregation.name} is none")
+        raise UserError(f"privacy=central: aggregation={aggregation.name} is no weighted mean. Fix: aggregation=mean")
     # The class states it for itself, because a subclass may use replies differently.
     averages, weights = (
         vars(strategy_class_of(server)).get("linear_in_updates", False),
@@ -158,7 +156,8 @@ def check_mean(aggregation: Choice, server: Choice, privacy: Choice) -> None:
     )
     what = f"strategy.weights={weights}" if averages else f"strategy.server={server.name}"
     if not averages or weights not in ("samples", "uniform"):
-        raise UserError(f"aggregation={aggregation.name} stands in for a mean of the participants, which {what} does not take")
+        problem = f"it replaces a mean of the participants, which {what} does not take"
+        raise UserError(f"aggregation={aggregation.name}: {problem}. Fix: aggregation=mean")
 
 
 def check_schedule(chosen: Mapping[str, Choice], server: Choice, top: Any) -> None:
@@ -228,4 +227,5 @@ def check_attack(attack: Choice, client: ClientRun, num_trained: int) -> None:
         registry.only_subclass(attack.module, Attack)
     attackers = attack.config.among(num_trained, client.seed)
     if attack.config.needs_honest and len(attackers) == num_trained:
-        raise UserError(f"attack={attack.name}: all {num_trained} clients attack, and use the changes of those that do not")
+        problem = f"all {num_trained} clients attack, and it needs some that do not"
+        raise UserError(f"attack={attack.name}: {problem}. Fix: a smaller attack.fraction, or fewer attack.clients")

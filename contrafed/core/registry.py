@@ -85,7 +85,7 @@ def find(package: str, group: str, settings: Mapping[str, Any]) -> ModuleType:
         if target != missing and not target.startswith(f"{missing}."):
             raise UserError(f"{choice} needs the Python package '{missing}' ({_locate_import_error(error)})") from error
         if "." in name:
-            raise UserError(f"{choice}: there is no module {target}; is its package installed, or on PYTHONPATH?") from error
+            raise UserError(f"{choice}: there is no module {target}. Fix: install its package, or set PYTHONPATH") from error
         raise unknown(group, str(settings.get("name")), choices(group)) from None
     except Exception as error:
         what = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())

@@ -45,7 +45,7 @@ class Range:
             and (self.lt is None or value < self.lt)
         )
         if not inside:
-            raise UserError(f"{where} must be {self}, got {value}")
+            raise UserError(f"{where}: {value} is not allowed. Fix: a number {self}")
 
     def __str__(self) -> str:
         signs = ((">=", self.ge), (">", self.gt), ("<=", self.le), ("<", self.lt))
@@ -101,7 +101,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str, ignore: frozenset
             raise unknown(f"{where} key" if where else "key", str(key), fields)
     missing = [name for name in fields if name not in values]
     if missing:
-        raise UserError(f"{prefix}{missing[0]} is missing")
+        raise UserError(f"{prefix}{missing[0]}: missing. Fix: add it to the YAML")
     return cls(**{name: convert(hint, values[name], f"{prefix}{name}") for name, hint in fields.items()})
 
 
@@ -130,23 +130,23 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         kinds = [_base(option) for option in options]
         if type(value) is int and int in kinds:  # then it is out of range
             raise failures[kinds.index(int)]
-        raise UserError(f"{where} must be {' or '.join(map(_describe_type, args))}, got {value!r}")
+        raise UserError(f"{where}: {value!r} is not allowed. Fix: {' or '.join(map(_describe_type, args))}")
     if origin is Literal:
         if value not in args:
-            raise UserError(f"{where} is {value!r}; choices: {', '.join(map(str, args))}")
+            raise UserError(f"{where}: {value!r} is not allowed. Fix: one of {', '.join(map(str, args))}")
         return value
     if origin in (tuple, list):
         if isinstance(value, str) or not isinstance(value, typing.Sequence):
-            raise UserError(f"{where} must be a list, got {value!r}: write {where}=[{value}], several as {where}=[A,B]")
+            raise UserError(f"{where}: {value!r} is not a list. Fix: {where}=[{value}], several as {where}=[A,B]")
         hints = args[:1] * len(value) if origin is list or args[1:] == (...,) else args
         if len(hints) != len(value):
-            raise UserError(f"{where} must be a list of {len(hints)}, got {len(value)}: {value!r}")
+            raise UserError(f"{where}: {value!r} is not allowed. Fix: a list of {len(hints)}")
         return origin(convert(hints[i], item, f"{where}[{i}]") for i, item in enumerate(value))
     if origin is not None:
         raise UserError(f"{where}: Config has {hint}, {KINDS}")
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, Mapping):
-            raise UserError(f"{where} must be a group of keys, got {value!r}")
+            raise UserError(f"{where}: {value!r} is not allowed. Fix: set its keys, as {where}.KEY=VALUE")
         return build(hint, value, where)  # type: ignore[arg-type]
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
@@ -159,11 +159,11 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     if hint not in (int, float, bool, str, dict):
         raise UserError(f"{where}: Config has {_name(hint)}, {KINDS}")
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise UserError(f"{where} must be {_name(hint)}, got {value!r}")
+        raise UserError(f"{where}: {value!r} is not allowed. Fix: {_name(hint)}")
     if hint is int and abs(value) >= 2**63:
-        raise UserError(f"{where} must be below 2^63, got {value}")
+        raise UserError(f"{where}: {value} is not allowed. Fix: a number below 2^63")
     if hint is float and not math.isfinite(value):
-        raise UserError(f"{where} must be finite, got {value}")
+        raise UserError(f"{where}: {value} is not allowed. Fix: a finite number")
     return value
 
 

@@ -182,9 +182,10 @@ def check(choice: Choice, num_clients: int) -> None:
     check_common(choice, num_clients)
     if hasattr(choice.config, "path"):
         if choice.config.path is None:
-            raise UserError(f"partition={choice.name} needs partition.path")
+            raise UserError(f"partition={choice.name}: it needs a file. Fix: partition.path=FILE")
         if not Path(choice.config.path).expanduser().is_file():
-            raise UserError(f"partition.path: there is no file {choice.config.path}")
+            path = Path(choice.config.path).expanduser().absolute()
+            raise UserError(f"partition.path: there is no file {path}. Fix: check the path")
 
 
 def check_validation(dataset: Choice, partition: Choice) -> None:
@@ -200,7 +201,9 @@ def check_common(choice: Choice, num_clients: int) -> None:
     """Raise ``UserError`` for common settings that this partition, or this number of clients, does not support."""
     module, common = choice.module, choice.config
     if common.scarce_clients > num_clients:
-        raise UserError(f"partition.scarce_clients={common.scarce_clients} is more than num_clients={num_clients}")
+        raise UserError(
+            f"partition.scarce_clients={common.scarce_clients}: more than num_clients={num_clients}. Fix: a smaller number"
+        )
     if hasattr(module, "lazy") or hasattr(module, "OWN"):
         unused = {
             "test_fraction": 0 if hasattr(module, "OWN") else common.test_fraction or 0,
@@ -214,7 +217,10 @@ def check_common(choice: Choice, num_clients: int) -> None:
         unused["keep_fraction"] = 1 - common.keep_fraction
         if any(unused.values()):
             key = next(key for key, value in unused.items() if value)
-            raise UserError(f"partition={choice.name} has no partition.{key}: its clients hold what they have, no more")
+            raise UserError(
+                f"partition={choice.name}: it has no partition.{key}, because its clients have data of their own. "
+                f"Fix: leave partition.{key} out"
+            )
     if common.deal_test and (hasattr(module, "explicit") or common.test_fraction is not None):
         other = "partition=file" if hasattr(module, "explicit") else "partition.test_fraction"
-        raise UserError(f"partition.deal_test and {other} both say what a client's test part is: set one of them")
+        raise UserError(f"partition.deal_test: {other} sets the clients' test parts too. Fix: set one of them")

@@ -258,6 +258,7 @@ def _check_path(dataset: Choice) -> None:
         if dataset.config.path is None and hasattr(dataset.config, "download"):  # the path is only for replacement images
             return
         if dataset.config.path is None:
-            raise UserError(f"dataset={dataset.name} needs dataset.path")
+            raise UserError(f"dataset={dataset.name}: it needs a path. Fix: dataset.path=PATH")
         if dataset.config.path != GENERATED_PATH and not Path(dataset.config.path).expanduser().exists():
-            raise UserError(f"dataset.path: there is nothing at {dataset.config.path}")
+            path = Path(dataset.config.path).expanduser().absolute()
+            raise UserError(f"dataset.path: there is nothing at {path}. Fix: check the path")

@@ -41,8 +41,8 @@ class Selection:
         if isinstance(value, float) and 0 < value < 1:
             return max(1, round(value * num_clients))
         raise UserError(
-            f"participation.select must be null, a whole number in 1..{num_clients} (the clients that may train) or a fraction "
-            f"between 0 and 1, got {value}"
+            f"participation.select: {value} is not allowed. Fix: null, a whole number in 1..{num_clients} (the clients that "
+            "may train) or a fraction between 0 and 1"
         )
 
 

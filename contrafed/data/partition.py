@@ -169,27 +169,28 @@ def make_partition(choice: Choice, data: ImageData, num_clients: int, seed: int,
     module, config = choice.module, choice.config
     owned = getattr(module, "CLIENTS_ARE_OWNERS", False)
     if config.deal_test and not data.test.any():
-        raise UserError("partition.deal_test needs a central test split; set dataset.merge_splits=false")
+        raise UserError("partition.deal_test: it needs a central test split. Fix: dataset.merge_splits=false")
     held = data.held_out.numpy()
     pool = np.flatnonzero(~held)
     y = data.y.numpy()
     if hasattr(module, "lazy"):
         if merged:
-            raise UserError(f"partition={choice.name} has no test parts of its own; set dataset.merge_splits=false")
+            raise UserError(f"partition={choice.name}: it has no test parts of its own. Fix: dataset.merge_splits=false")
         return _make_lazy(choice, partial(module.lazy, config, y, pool, data.num_classes, num_clients, seed), held, num_clients)
     if hasattr(module, "explicit"):
         found = checks.explicit_of(choice, held, num_clients)
         return _from_file(config, found, data, seed, held_out_fraction(config, merged))
     if num_clients > len(pool):
         raise UserError(
-            f"{num_clients} clients cannot share {len(pool)} training examples; lower num_clients, or use partition=sampled"
+            f"num_clients={num_clients}: there are only {len(pool)} training examples. "
+            f"Fix: num_clients={len(pool)} or fewer, or partition=sampled"
         )
     owner = data.owner[pool] if data.owner is not None else None
     needed = config.min_client_size
     if needed * num_clients > len(pool) and config.on_small != "drop":
         raise UserError(
-            f"{num_clients} clients of at least {needed} examples need {needed * num_clients}, the training split has "
-            f"{len(pool)}; lower num_clients or partition.min_client_size"
+            f"num_clients={num_clients}: at least {needed} examples each are {needed * num_clients}, the training split has "
+            f"{len(pool)}. Fix: lower num_clients or partition.min_client_size"
         )
     # code that another partition reuses with other settings draws the same
     drawn_as = choice.values.get("module") or choice.name
@@ -295,15 +296,15 @@ def _enough(parts: list[np.ndarray], limits: np.ndarray | None, common: Common, 
     if common.on_small == "error":
         least = min(small, key=lambda k: len(parts[k]))
         raise UserError(
-            f"{len(small)} of {len(parts)} clients have fewer than partition.min_client_size={needed} examples (client {least} "
-            f"has {len(parts[least])}) and max_redraws={common.max_redraws}; "
-            "lower the size, or set partition.on_small=move or drop"
+            f"partition.min_client_size={needed}: {len(small)} of {len(parts)} clients have fewer examples (client {least} has "
+            f"{len(parts[least])}) and partition.max_redraws={common.max_redraws}. "
+            "Fix: lower the size, or set partition.on_small=move or drop"
         )
     if common.on_small == "drop":
         if len(small) == len(parts):
             raise UserError(
-                f"all {len(parts)} clients have fewer than partition.min_client_size={needed} examples (the largest has "
-                f"{max(map(len, parts))}) and would be dropped; lower it, or lower num_clients"
+                f"partition.min_client_size={needed}: all {len(parts)} clients have fewer examples (the largest has "
+                f"{max(map(len, parts))}) and would be dropped. Fix: lower it, or lower num_clients"
             )
         return [part if len(part) >= needed else part[:0] for part in parts]
     return _fill_small_clients(parts, needed, limits, rng)
@@ -334,9 +335,9 @@ def _fill_small_clients(
             give = min(needed - len(parts[k]), spare(giver))
             if give <= 0:
                 raise UserError(
-                    f"partition.min_client_size={needed} cannot be had: client {k} has {len(parts[k])} of the "
+                    f"partition.min_client_size={needed}: client {k} has {len(parts[k])} of the "
                     f"{sum(map(len, parts))} examples that {len(parts)} clients hold, and no other client has "
-                    "fitting ones to spare; lower it, or set partition.on_small=drop"
+                    "fitting ones to spare. Fix: lower it, or set partition.on_small=drop"
                 )
             order = rng.permutation(parts[giver])
             taken = np.flatnonzero(fits[order])[:give] if limited else np.arange(give)

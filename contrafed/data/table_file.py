@@ -13,9 +13,9 @@ from contrafed.core.errors import UserError
 def find_table(key: str, path: str | None, columns: str) -> None:
     """Raise ``UserError`` if the file that ``key`` names is not there. ``columns`` says what it has."""
     if path is None:
-        raise UserError(f"{key} is null; a trace needs a CSV or parquet file of {columns}")
+        raise UserError(f"{key}: a trace needs a file of {columns}. Fix: {key}=FILE, CSV or parquet")
     if not Path(path).expanduser().is_file():
-        raise UserError(f"{key}: there is no file {path}")
+        raise UserError(f"{key}: there is no file {Path(path).expanduser().absolute()}. Fix: check the path")
 
 
 def read_columns(key: str, path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:

@@ -164,7 +164,7 @@ def find(paths: Iterable[str | Path], damaged: list[str] | None = None) -> list[
     faults: list[UserError] = []
     for path in map(Path, paths):
         if not path.is_dir():
-            raise UserError(f"there is no folder {path}")
+            raise UserError(f"there is no folder {path}. Fix: check the path")
         folders = sorted(_run_folders(path))
         for folder in folders:
             name = folder.resolve().name if folder == path else str(folder.relative_to(path))
@@ -173,7 +173,7 @@ def find(paths: Iterable[str | Path], damaged: list[str] | None = None) -> list[
             except UserError as error:
                 faults.append(error)
         if not folders:
-            raise UserError(f"there are no runs in {path}: no folder in it has config.yaml and metrics.csv")
+            raise UserError(f"there are no runs in {path}. Fix: a folder with config.yaml and metrics.csv in it or below")
     if faults and (damaged is None or not found):
         raise faults[0]
     if damaged is not None:

@@ -62,8 +62,10 @@ class Selection:
         self.split = run.select_on or ("validation" if available["validation"] else "test")
         ending = next((key for key in ENDINGS if getattr(run, key) is not None), None)
         if ending and (alone or not available[self.split]):
-            reason = "eval_clients=false leaves no model to score" if alone else f"there are no {self.split} images"
-            raise UserError(f"{ending}: {reason}, so there is no accuracy to look at")
+            reason, fix = f"there are no {self.split} examples", "leave it out"
+            if alone:
+                reason, fix = "eval_clients=false leaves no model to evaluate", "eval_clients=true"
+            raise UserError(f"{ending}: {reason}. Fix: {fix}")
         self.stopping = Stopping(run.early_stop, run.target_accuracy, self.split)
         self.lack = "eval_clients=false" if alone and run.eval_clients is False else scored.lack
         self.notice = warn_of_test_data(ending) if ending and self.split == "test" else ""

@@ -56,7 +56,7 @@ def compose_deployed_run(overrides: str, num_clients: int | None = None, config_
 
         refuse_timeout(wanted.engine.config.round_timeout)
     if num_clients is not None and (wanted.checkpoint_every is not None or wanted.resume is not None):
-        raise UserError("Flower's simulation keeps client state to itself; checkpoints need main.py or devices")
+        raise UserError("checkpoint_every and resume: Flower's simulation keeps client state itself. Fix: main.py, or devices")
     if num_clients is None and getattr(wanted.privacy.config, "seeded_noise", False):
         raise UserError("privacy.seeded_noise=true: all devices know the seed. Fix: privacy.seeded_noise=false")
     if num_clients is None and getattr(wanted.privacy.config, "amplification", False):
@@ -215,15 +215,16 @@ def starting_point(wanted: Run, images: str, devices: bool = False) -> str | Non
             raise UserError(f"resume: the client state of {found.path} is {kept}. Fix: resume it with {how}")
         return str(found.path)
     if not latest:
-        raise UserError(f"resume: there is no whole checkpoint in {wanted.resume}{nearest(wanted.resume, [LATEST_RUN])}")
+        near = nearest(wanted.resume, [LATEST_RUN]).removesuffix("?")
+        raise UserError(f"resume: there is no whole checkpoint in {wanted.resume}{near}. Fix: check the path, or resume=latest")
     folder = Path(wanted.output_dir)
     if there := checkpoint.list_checkpoints(folder / checkpoint.FOLDER):
         older = f"{there[-1]} and {len(there) - 1} before it cannot be read"
-        raise UserError(f"resume: damaged, or written by an older version: {older}; delete the folder to start again")
+        raise UserError(f"resume: damaged, or written by an older version: {older}. Fix: delete the folder to start again")
     config = folder / "config.yaml"
     if config.exists() and config.stat().st_size:  # only the same run may restart after a stop before its first checkpoint
         if read_finished_summary(folder) is not None:
-            raise UserError(f"resume: {folder} holds a finished run without checkpoints; name another output_dir")
+            raise UserError(f"resume: {folder} holds a finished run without checkpoints. Fix: another output_dir")
         checkpoint.check_same(folder, read_config(folder), wanted.composed)
     print(f"no checkpoint in {folder}: beginning with round 1", flush=True)
     return None

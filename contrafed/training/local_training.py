@@ -41,12 +41,10 @@ class LocalTraining:
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.iterations is None):
-            advice = "" if self.epochs is None else "; the other is null, such as strategy.local.iterations=null"
-            raise UserError(
-                "exactly one of strategy.local.epochs and strategy.local.iterations must be set, "
-                f"got epochs={self.epochs} iterations={self.iterations}{advice}",
-                "strategy.local.epochs",
-            )
+            problem = "epochs and iterations are both null. Fix: set one of them"
+            if self.epochs is not None:
+                problem = f"there is also strategy.local.iterations={self.iterations}. Fix: strategy.local.iterations=null"
+            raise UserError(f"strategy.local.epochs: {problem}")
         if twice := [name for name in self.augment if self.augment.count(name) > 1]:
             raise UserError(f"strategy.local.augment: {twice[0]} is there twice. Fix: once")
 

@@ -59,7 +59,7 @@ def load(config: Config, name: str, allow_empty: bool = False) -> ImageData:
     if root.is_file():
         raise UserError(f"dataset.path: {root} is a file. Fix: unpack it, or name its folder. dataset=npz takes an npz file")
     if not root.is_dir():
-        raise UserError(f"dataset.path: there is no folder {root}")
+        raise UserError(f"dataset.path: there is no folder {root.absolute()}. Fix: check the path")
     splits = _find_splits(root)
     loaded = Loaded(notes=_note_other_folders(root, splits))
     if not splits:

@@ -39,7 +39,7 @@ class Config(Downloaded):
 def check(config: Config, name: str) -> None:
     """Raise ``UserError`` if the data are not below ``root`` and must not be downloaded. Opens no file."""
     if config.repository is None:
-        raise UserError(f"dataset={name} needs dataset.repository, such as uoft-cs/cifar10, or a folder")
+        raise UserError(f"dataset={name}: it needs a name. Fix: dataset.repository=NAME, such as uoft-cs/cifar10, or a folder")
     if not config.download and config.path is None and not _at_hand(config):
         raise _absent(config, name, "not found, and dataset.download is false")
 
@@ -222,6 +222,6 @@ def _format_error(error: Exception) -> str:
 
 def _absent(config: Config, name: str, why: str) -> UserError:
     return UserError(
-        f"dataset={name}: {why}; run once with a network, or put the cache of '{config.repository}' into "
+        f"dataset={name}: {why}. Fix: run once with a network, or put the cache of '{config.repository}' into "
         f"{_cache(config)}, or give the images as dataset=npz or dataset=folder"
     )

@@ -49,12 +49,12 @@ def load(config: Config, name: str) -> ImageData:
     """
     path = Path(str(config.path)).expanduser()
     if path.is_dir():
-        raise UserError(f"{path} is no readable npz file but a folder, which dataset=folder takes")
+        raise UserError(f"{path}: a folder. Fix: dataset=folder, or an npz file")
     if path.suffix.lower() in TABLES and path.is_file():
         fix = "Fix: read it with pandas, and save numbers and labels by numpy.savez(FILE, x=, y=)"
         raise UserError(f"{path} is no readable npz file but a table. {fix}")
     if path.is_file() and not zipfile.is_zipfile(path):
-        raise UserError(f"{path} is no readable npz file but something else, or cut; numpy.savez(FILE, x=, y=) writes one")
+        raise UserError(f"{path}: not an npz file, or cut. Fix: write one with numpy.savez(FILE, x=, y=)")
     x, y, split, owner, spare = _read_arrays(path)
     y, names = number_labels(y, str(path))
     if config.num_classes is None:
@@ -99,7 +99,7 @@ def _read_arrays(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None,
                 raise UserError(f"{path}: {unknown('array', other[0], ARRAYS)}")
             x, y, split, owner = (_read_array(file, name, path) for name in ("x", "y", "split", "owner"))
     except FileNotFoundError:
-        raise UserError(f"dataset.path: there is no file {path}") from None
+        raise UserError(f"dataset.path: there is no file {path.absolute()}. Fix: check the path") from None
     except UserError:
         raise
     except Exception as error:  # zip, zlib and NumPy raise many types for a damaged file

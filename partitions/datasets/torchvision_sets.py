@@ -83,14 +83,15 @@ def _open(config: Config, name: str, part: str) -> Any:
     except Exception as error:  # parsers raise many types for a damaged file
         if "Dataset not found" not in str(error):
             raise UserError(
-                f"dataset={name}: {_join_folders(name)} in {root} cannot be read ({type(error).__name__}); remove and run again"
+                f"dataset={name}: {_join_folders(name)} in {root} cannot be read ({type(error).__name__}). "
+                "Fix: remove them and run again"
             ) from error
         if not config.download:
             raise _absent(config, name) from None
     if not any(reachable(url) for url in _addresses(make)):
         raise UserError(
-            f"dataset={name}: not found or incomplete, and no network to download it; put {_join_folders(name)} into {root}, "
-            "or name an npz of the same classes (dataset.path=FILE.npz)"
+            f"dataset={name}: not found or incomplete, and no network to download it. "
+            f"Fix: put {_join_folders(name)} into {root}, or name an npz of the same classes (dataset.path=FILE.npz)"
         )
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(MAX_SILENT_SECONDS)
@@ -101,7 +102,8 @@ def _open(config: Config, name: str, part: str) -> Any:
             return make(str(root), download=True, **which)
     except Exception as error:
         raise UserError(
-            f"dataset={name}: the download failed ({type(error).__name__}); put {_join_folders(name)} into {root} and run again"
+            f"dataset={name}: the download failed ({type(error).__name__}). "
+            f"Fix: put {_join_folders(name)} into {root} and run again"
         ) from error
     finally:
         socket.setdefaulttimeout(before)
@@ -123,5 +125,5 @@ def _join_folders(name: str) -> str:
 def _absent(config: Config, name: str) -> UserError:
     root = Path(config.root).expanduser()
     return UserError(
-        f"dataset={name}: not found or incomplete; put {_join_folders(name)} into {root}, or set dataset.download=true"
+        f"dataset={name}: not found or incomplete. Fix: put {_join_folders(name)} into {root}, or dataset.download=true"
     )

@@ -66,4 +66,4 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
             raise UserError(
                 f"partition.partitioner={config.partitioner} with partition.arguments={config.arguments}: {what}"
             ) from error
-    raise UserError(f"partition.partitioner={config.partitioner} makes {count} parts: set num_clients={count}")
+    raise UserError(f"partition.partitioner={config.partitioner}: it makes {count} parts. Fix: num_clients={count}")

@@ -32,7 +32,7 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
     """
     classes, each = draw.num_present, config.classes_per_client
     if each > classes:
-        raise UserError(f"partition.classes_per_client={each} is more than the {classes} classes of the data set")
+        raise UserError(f"partition.classes_per_client={each}: the data have {classes} classes. Fix: a smaller number")
     mu = np.log(config.mean_size) - config.sigma**2 / 2  # then the mean, not the median, is mean_size
     sizes = draw.rng.lognormal(mu, config.sigma, draw.num_clients)
     wants = np.zeros((draw.num_clients, classes))

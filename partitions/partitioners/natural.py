@@ -24,10 +24,13 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
         UserError: If the data have no owners, or too few.
     """
     if draw.owner is None:
-        raise UserError("partition=natural needs data that say who each example comes from, such as dataset=femnist")
+        raise UserError("partition=natural: the examples have no owners. Fix: dataset=femnist, or another partition")
     owners = np.unique(draw.owner)
     if draw.num_clients > len(owners):
-        raise UserError(f"num_clients={draw.num_clients} is more than the {len(owners)} natural clients of the data set")
+        count = len(owners)
+        raise UserError(
+            f"num_clients={draw.num_clients}: the data have {count} natural clients. Fix: num_clients={count} or fewer"
+        )
     chosen = draw.rng.choice(owners, draw.num_clients, replace=False)
     order = np.argsort(draw.owner, kind="stable")
     starts = np.searchsorted(draw.owner[order], chosen, side="left")

@@ -34,11 +34,11 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
     """
     wanted, classes, clients = config.classes_per_client, draw.num_present, draw.num_clients
     if wanted > classes:
-        raise UserError(f"partition.classes_per_client={wanted} is more than the {classes} classes of the data set")
+        raise UserError(f"partition.classes_per_client={wanted}: the data have {classes} classes. Fix: a smaller number")
     if wanted * clients < classes:
         raise UserError(
-            f"{clients} clients of {wanted} classes hold at most {wanted * clients} of the {classes} classes; "
-            "raise num_clients or partition.classes_per_client"
+            f"num_clients={clients}: clients of {wanted} classes hold at most {wanted * clients} of the {classes} classes. "
+            "Fix: raise num_clients or partition.classes_per_client"
         )
     return _classes(config, draw) if config.scheme == "classes" else _shards(config, draw)
 

@@ -45,14 +45,14 @@ def make_new_folder(path: Path) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise UserError(f"output_dir: cannot write to {folder} ({error.strerror})") from error
+            raise UserError(f"output_dir: cannot write to {folder} ({error.strerror}). Fix: another output_dir") from error
         return folder
     raise AssertionError("unreachable")
 
 
 def taken_by_a_run(folder: Path) -> UserError:
     """Return the error for a folder that already holds a run."""
-    return UserError(f"output_dir: {folder} already holds a run; name another folder or move that one away")
+    return UserError(f"output_dir: {folder} already holds a run. Fix: another output_dir, or move the run away")
 
 
 def claim_folder(path: Path, unique: bool) -> Path:
@@ -74,17 +74,17 @@ def claim_folder(path: Path, unique: bool) -> Path:
         if below := next(folder.glob(f"*/{CLAIM}"), None):
             if unique:
                 continue
-            raise UserError(f"output_dir: {folder} holds the run {below.parent.name} in a folder below; name another folder")
+            raise UserError(f"output_dir: {folder} has the run {below.parent.name} below it. Fix: another output_dir")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / CLAIM).touch(exist_ok=False)
         except FileExistsError:
             if not folder.is_dir():
-                raise UserError(f"output_dir: {folder} is a file, not a folder") from None
+                raise UserError(f"output_dir: {folder} is a file, not a folder. Fix: another output_dir") from None
             if not unique:
                 raise taken_by_a_run(folder) from None
         except OSError as error:
-            raise UserError(f"output_dir: cannot write to {folder} ({error.strerror})") from error
+            raise UserError(f"output_dir: cannot write to {folder} ({error.strerror}). Fix: another output_dir") from error
         else:
             if not unique or not is_held_elsewhere(folder):
                 return folder
@@ -130,7 +130,7 @@ def alone(folder: Path) -> Iterator[None]:
     with hold_folder(folder) as free:
         try:
             if not free:
-                raise UserError(f"output_dir: another process writes in {folder}")
+                raise UserError(f"output_dir: another process writes in {folder}. Fix: another output_dir, or wait for it")
             yield
         except BaseException:  # also Ctrl-C while an engine starts, or a missing client
             give_up_folder(folder)
@@ -148,7 +148,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"output_dir: cannot write to {folder} ({error.strerror})") from error
+        raise UserError(f"output_dir: cannot write to {folder} ({error.strerror}). Fix: another output_dir") from error
 
 
 def read_finished_summary(folder: Path) -> dict[str, Any] | None:
