@@ -39,7 +39,9 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
         raise UserError(f"{others[0]}: keys have no dashes. Fix: {others[0].lstrip('-')}")
     if others:
         options = [option for action in parser._actions for option in action.option_strings]
-        raise UserError(f"{unknown('option', others[0], options)}. Fix: settings are KEY=VALUE, without dashes")
+        fault = str(unknown("option", others[0], options))
+        end = "" if fault.endswith("?") else "."
+        raise UserError(f"{fault}{end} Fix: settings are KEY=VALUE, without dashes")
     if sum(argument.partition("=")[0] in ("--config-dir", "-cd") for argument in arguments) > 1:
         raise UserError("--config-dir: given twice. Fix: one folder")
     if asked.config_path is not None or asked.config_name is not None:

@@ -138,10 +138,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     contrafed.data.checks.check(client.partition, client.num_clients)
     contrafed.data.checks.check_validation(client.dataset, client.partition)
     if top.held_out_clients and client.partition.config.scarce_clients:
-        raise UserError(
-            "partition.scarce_clients: with held_out_clients, which are also the last clients, they would never train. "
-            "Fix: set one of them"
-        )
+        raise UserError("partition.scarce_clients: held_out_clients are the same ones, and never train. Fix: set one of them")
     asked = participation.config.count(top.num_trained) or top.num_trained
     if top.min_replies > asked:
         who = "participation.select asks" if asked < top.num_trained else "train (held_out_clients)"

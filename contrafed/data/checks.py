@@ -217,10 +217,7 @@ def check_common(choice: Choice, num_clients: int) -> None:
         unused["keep_fraction"] = 1 - common.keep_fraction
         if any(unused.values()):
             key = next(key for key, value in unused.items() if value)
-            raise UserError(
-                f"partition={choice.name}: it has no partition.{key}, because its clients have data of their own. "
-                f"Fix: leave partition.{key} out"
-            )
+            raise UserError(f"partition={choice.name}: it has no partition.{key}. Fix: leave it out")
     if common.deal_test and (hasattr(module, "explicit") or common.test_fraction is not None):
         other = "partition=file" if hasattr(module, "explicit") else "partition.test_fraction"
         raise UserError(f"partition.deal_test: {other} sets the clients' test parts too. Fix: set one of them")

@@ -206,10 +206,9 @@ def print_summary(summary: Mapping[str, Any], folder: str) -> None:
             lines.append(f"on clients that never trained: {percent(key)}")
     if summary.get("personal_attackers_accuracy_mean") is not None:
         lines.append(f"attackers, which are in no number above: {percent('personal_attackers_accuracy_mean')}")
-    if summary.get("evaluate_only"):
-        if evaluated:
-            lines.append(f"evaluated the models of {summary['evaluate_only']} in {summary['seconds']:.1f} s")
-    else:
+    if summary.get("evaluate_only") and evaluated:
+        lines.append(f"evaluated the models of {summary['evaluate_only']} in {summary['seconds']:.1f} s")
+    elif not summary.get("evaluate_only"):
         lines.append(
             f"{format_count(summary['rounds'], 'round')} in {summary['seconds']:.1f} s "
             f"({summary['seconds_per_round']:.3f} s a round), "
