@@ -220,7 +220,7 @@ def test_a_folder_of_ones_own_has_empty_folders_for_absent_classes(tmp_path, spl
     [
         (lambda p: images(p, {0: 9}, side=9), "images of 1x9x9 .* takes 1x8x8"),
         (lambda p: images(p, {0: 9, 5: 1}), r"labels must be in 0..4, found 0..5"),
-        (lambda p: p.write_text("x"), "is no readable npz file"),
+        (lambda p: p.write_text("x"), "not an npz file"),
         (lambda p: np.savez(p, x=np.zeros((3, 8, 8, 3), np.uint8), y=np.arange(3)), "images of 3x8x8"),
     ],
 )

@@ -205,7 +205,7 @@ def test_a_wrong_value_of_a_methods_own_key_is_one_line(config):
         hints = typing.get_type_hints(module.Config, include_extras=True)
         for key in (field.name for field in dataclasses.fields(module.Config) if field.name != "local"):
             mistaken = config["strategy"] | {key: wrong_for(hints[key])}
-            with pytest.raises(UserError, match=rf"^strategy\.{key} [^\n]*$"):
+            with pytest.raises(UserError, match=rf"^strategy\.{key}: [^\n]*$"):
                 resolve(config | {"strategy": mistaken})
             with pytest.raises(UserError, match=rf"^[^\n]*'{key}z'[^\n]*{key}[^\n]*$"):
                 resolve(config | {"strategy": config["strategy"] | {f"{key}z": 1}})

@@ -357,7 +357,7 @@ def test_a_numbered_job_finds_its_folder_taken_by_a_process_that_has_not_claimed
     held.append(lock("named/0"))
     refused = call_command(*some, "output_dir=named")
     assert (refused.status, list_finished("named")) == (2, ["1"])
-    assert "error: output_dir: another process writes in named/0\n" in refused.err
+    assert "error: output_dir: another process writes in named/0. Fix: " in refused.err
     held.append(lock("dated/0"))
     sweeper, run = sweeper_in("dated"), check_overrides(*QUICK_RUN)
     assert sweeper._find_folder(Left(Job(0, [], "run", None, None), run, Path("dated"))) == Path("dated/0-2")
