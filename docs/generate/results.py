@@ -126,7 +126,7 @@ def readme_table(home: Path = ROOT) -> str:
     table = claims.build_claims_table(claims.find_claims(home / "results"), ("claim", "table", "published", "ours", "verdict"))
     said = (
         "Differences between the two methods are in points. With several seeds the 95 % interval is in brackets. A verdict\n"
-        "needs all rounds of the paper and three seeds.\n"
+        "needs three seeds, and all rounds of the paper or, if it prints none, of its code.\n"
         "[Results](docs/RESULTS.md) has what is still needed, the reasons, and all values.\n"
     )
     return f"<!-- results -->\n{table.markdown.strip()}\n\n{said}<!-- end of results -->\n"
