@@ -4,26 +4,10 @@ from collections.abc import Sequence
 
 # Letters and signs that are commands of LaTeX's mathematics.
 GREEK = (
-    *(
-        "alpha",
-        "beta",
-        "gamma",
-        "delta",
-        "varepsilon",
-        "zeta",
-        "eta",
-        "theta",
-        "iota",
-        "kappa",
-        "lambda",
-        "mu",
-        "nu",
-        "xi",
-        "pi",
-    ),
-    *("rho", "sigma", "varsigma", "tau", "upsilon", "varphi", "chi", "psi", "omega"),
-    *("Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega"),
-)
+    "alpha", "beta", "gamma", "delta", "varepsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu", "xi", "pi",
+    "rho", "sigma", "varsigma", "tau", "upsilon", "varphi", "chi", "psi", "omega",
+    "Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega",
+)  # fmt: skip
 COMMANDS = {
     **dict(zip("αβγδεζηθικλμνξπρσςτυφχψωΓΔΘΛΞΠΣΥΦΨΩ", GREEK, strict=True)),
     **{"±": "pm", "\u00d7": "times", "·": "cdot", "≤": "le", "≥": "ge", "≠": "ne", "≈": "approx", "→": "to", "∞": "infty"},

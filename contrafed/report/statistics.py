@@ -14,7 +14,7 @@ ALPHA = 0.05  # two-sided significance level of every test and interval
 POWER = 0.8  # with which a difference is to be found
 MAX_SEEDS = 10_000  # more are not counted
 DIGITS = 9  # to which means are compared: those of equal sums may differ beyond
-KEPT_ERROR = 6e-7  # of a kept accuracy: version 0.1 kept curves with six digits
+KEPT_ERROR = 6e-7  # of a kept accuracy: earlier versions kept six digits
 SAME = 2 * 100 * KEPT_ERROR  # points, up to which two differences are equal
 MAX_SHIFT = 30  # of Student's t, from which on a difference is found for sure
 
