@@ -46,7 +46,7 @@ from contrafed.runs.launch import (
     warn_of_objective,
 )
 from contrafed.runs.output import print_summary, quiet_libraries, versions
-from contrafed.runs.output.folder import hold_folder
+from contrafed.runs.output.folder import held_by_another, hold_folder
 from contrafed.runs.setup import check_latest
 
 TAKE_VALUES = ("--config-dir", "-cd")  # options whose value may be an own argument
@@ -78,7 +78,7 @@ def run_job(config: DictConfig) -> float | None:
             print_unused(run)
             with hold_folder(folder) as free:
                 if not free and named:
-                    raise UserError(f"output_dir: another process writes in {folder}. Fix: another output_dir, or wait for it")
+                    raise held_by_another(folder)
                 summary = run_resolved(run, unique=not named)
         finally:
             remove_empty(folder)

@@ -112,7 +112,7 @@ def _check_downloads(model: Mapping[str, Any]) -> None:
 def check_modules(settings: str, modules: str) -> None:
     """Raise ``UserError`` where the settings name Python modules that are neither Contrafed's choices nor of this device's.
 
-    In a checkout ``contrafed.X`` is also any other file beside the package, which a server must not have imported.
+    In a checkout ``contrafed.X`` is also any other file next to the package. A server must not have these imported.
 
     ``modules``: names with commas between them, from --node-config. Each stands for the modules below it too.
     """

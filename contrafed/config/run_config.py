@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from contrafed.core import registry
 from contrafed.core.client_run import PACKAGES, Choice, ClientRun, choose, client_run_of
-from contrafed.core.disk import expand_home
+from contrafed.core.disk import absent, expand_home, unwritable
 from contrafed.core.errors import UserError, unknown
 from contrafed.core.metrics import beside_accuracy
 from contrafed.core.privacy import central
@@ -190,7 +190,7 @@ def check_top(config: Mapping[str, Any]) -> Top:
     except FileNotFoundError:  # it is made later
         pass
     except OSError as error:
-        raise UserError(f"output_dir: cannot write to {top.output_dir} ({error.strerror}). Fix: another output_dir") from None
+        raise unwritable(top.output_dir, error) from None
     if top.min_replies > top.num_clients:
         raise UserError(f"min_replies={top.min_replies}: more than num_clients={top.num_clients}. Fix: a smaller number")
     if top.held_out_clients >= top.num_clients:
@@ -211,7 +211,7 @@ def check_top(config: Mapping[str, Any]) -> Top:
             "Fix: begin the run in another folder"
         )
     if top.init_from is not None and top.resume is None and not Path(top.init_from).is_file():
-        raise UserError(f"init_from: there is no file {Path(top.init_from).absolute()}. Fix: check the path")
+        raise absent("init_from", top.init_from)
     return top
 
 

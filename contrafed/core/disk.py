@@ -1,4 +1,4 @@
-"""Write files that survive a power failure, and report a failing disk."""
+"""Write files that survive a power failure, and report a failing disk and wrong paths."""
 
 import contextlib
 import errno
@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from contrafed.core.errors import DiskError
+from contrafed.core.errors import DiskError, UserError
 
 # Errors of a disk that is full, read-only or broken, or that allows no file of this size. A network's errors are different.
 DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
@@ -54,6 +54,16 @@ def copy_private(source: str | Path, target: str | Path) -> Path:
 def expand_home(path: str | None) -> str | None:
     """Replace ~ by the home folder. A shell does not expand it after ``=``."""
     return None if path is None else os.path.expanduser(path)
+
+
+def absent(key: str, path: str | Path, what: str = "no file") -> UserError:
+    """Return the error for a key whose path is not there, with the whole path."""
+    return UserError(f"{key}: there is {what} {Path(path).expanduser().absolute()}. Fix: check the path")
+
+
+def unwritable(folder: str | Path, error: OSError) -> UserError:
+    """Return the error for a run's folder that cannot be written to."""
+    return UserError(f"output_dir: cannot write to {folder} ({error.strerror}). Fix: another output_dir")
 
 
 def replace(whole: Path, target: Path) -> None:

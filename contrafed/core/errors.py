@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 
 MIN_LIKENESS = 0.72  # of a suggestion: pmlf and pmfl have 0.75, fedfoo and fedproto 0.71
-MAX_CHOICES = 10  # that an error lists beside a suggestion
+MAX_CHOICES = 10  # that an error lists after a suggestion
 
 
 class UserError(Exception):

@@ -14,6 +14,7 @@ import torch
 
 from contrafed.core import registry
 from contrafed.core.client_run import Choice
+from contrafed.core.disk import absent
 from contrafed.core.errors import UserError
 
 
@@ -184,8 +185,7 @@ def check(choice: Choice, num_clients: int) -> None:
         if choice.config.path is None:
             raise UserError(f"partition={choice.name}: it needs a file. Fix: partition.path=FILE")
         if not Path(choice.config.path).expanduser().is_file():
-            path = Path(choice.config.path).expanduser().absolute()
-            raise UserError(f"partition.path: there is no file {path}. Fix: check the path")
+            raise absent("partition.path", choice.config.path)
 
 
 def check_validation(dataset: Choice, partition: Choice) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from contrafed.core import registry
 from contrafed.core.client_run import Choice
+from contrafed.core.disk import absent
 from contrafed.core.errors import UserError
 from contrafed.core.inputs import Inputs, Kind
 from contrafed.core.randomness import generator
@@ -260,5 +261,4 @@ def _check_path(dataset: Choice) -> None:
         if dataset.config.path is None:
             raise UserError(f"dataset={dataset.name}: it needs a path. Fix: dataset.path=PATH")
         if dataset.config.path != GENERATED_PATH and not Path(dataset.config.path).expanduser().exists():
-            path = Path(dataset.config.path).expanduser().absolute()
-            raise UserError(f"dataset.path: there is nothing at {path}. Fix: check the path")
+            raise absent("dataset.path", dataset.config.path, "nothing at")

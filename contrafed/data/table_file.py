@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from contrafed.core.disk import absent
 from contrafed.core.errors import UserError
 
 
@@ -15,7 +16,7 @@ def find_table(key: str, path: str | None, columns: str) -> None:
     if path is None:
         raise UserError(f"{key}: a trace needs a file of {columns}. Fix: {key}=FILE, CSV or parquet")
     if not Path(path).expanduser().is_file():
-        raise UserError(f"{key}: there is no file {Path(path).expanduser().absolute()}. Fix: check the path")
+        raise absent(key, path)
 
 
 def read_columns(key: str, path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:

@@ -161,9 +161,9 @@ def _compare(claim: Mapping[str, Any], runs: Mapping[str, list[FinishedRun]], di
 
 
 def _by_method(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
-    """Return {method: its runs, sorted by seed}."""
+    """Return {method: its runs}, in their order."""
     found: dict[str, list[FinishedRun]] = {}
-    for run in sorted(runs, key=lambda run: run.summary["seed"]):
+    for run in runs:
         found.setdefault(run.method, []).append(run)
     return found
 
@@ -175,7 +175,7 @@ def _values(claim: Mapping[str, Any], runs: Sequence[FinishedRun], until: int) -
         UserError: If a run has no such number.
     """
     found = list[float]()
-    for run in sorted(runs, key=lambda run: run.summary["seed"]):
+    for run in runs:
         if run.summary["rounds"] > until:
             metrics = run.metrics[run.metrics["round"] <= until]
             run = replace(run, metrics=metrics, summary=complete({}, run.config, metrics))
@@ -222,7 +222,7 @@ def measure_spread(runs: Sequence[FinishedRun], first: FinishedRun, second: str,
 
 
 def _select(claim: Mapping[str, Any], side: str, runs: Mapping[str, list[FinishedRun]]) -> list[FinishedRun]:
-    """Return the runs of one side of a claim, at most one of a method and seed."""
+    """Return the runs of one side of a claim, sorted by seed, at most one of a method and seed."""
     wanted = dict(claim[side])
     file, method = wanted.pop("file"), wanted.pop("method")
     besides = claim["first"]["method"] if method == BEST else None
@@ -236,4 +236,4 @@ def _select(claim: Mapping[str, Any], side: str, runs: Mapping[str, list[Finishe
         raise UserError(f"claims.yaml: results/{file}.csv has no run for the {side} side of '{claim['claim']}'")
     if len({(run.method, run.summary["seed"]) for run in found}) < len(found):
         raise UserError(f"claims.yaml: {side} of '{claim['claim']}' has two runs of a method and seed. Fix: name a key of one")
-    return found
+    return sorted(found, key=lambda run: run.summary["seed"])

@@ -153,7 +153,7 @@ PROVENANCE_KEYS, VERSIONS = (
     (DATA, "weights_fingerprint.init_from", "weights_fingerprint.model.pretrained", "engine", "commit"),
     "versions.",
 )
-# In which compared methods should agree, too, and the counts of a summary that should be 0.
+# Compared methods should agree in the first ones. The others are counts of a summary that should be 0.
 BETWEEN, FAULTS = ("engine", "commit", "device"), {"failed clients": "failures", "rejected replies": "replies_rejected"}
 # Largest number of rows that are named because their runs differ in these.
 MAX_MIXES = 5
@@ -201,6 +201,16 @@ def group_finished(runs: Sequence[FinishedRun]) -> list[Group]:
     return [group for group in group_runs(runs) if group.until is None]
 
 
+def _find_mixed(runs: Sequence[FinishedRun], keys: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Return (name, its values) of each of these entries of summaries, and of each version, that differs between runs."""
+    known: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for key, value in flatten_keys(run.summary).items():
+            if value not in (None, "") and (key in keys or key.startswith(VERSIONS)):
+                known.setdefault(key.removeprefix(VERSIONS), {})[str(value)] = None
+    return [(name, list(values)) for name, values in known.items() if len(values) > 1]
+
+
 def describe_mixes(groups: Sequence[Group], name: Callable[[Group], str] = lambda group: group.label) -> str:
     """Return a line about groups whose runs differ in data, engine, commit or versions, empty if there are none.
 
@@ -210,12 +220,7 @@ def describe_mixes(groups: Sequence[Group], name: Callable[[Group], str] = lambd
     """
     lines = []
     for group in groups:
-        known: dict[str, dict[str, None]] = {}
-        for run in group.runs:
-            for key, value in flatten_keys(run.summary).items():
-                if value not in (None, "") and (key in PROVENANCE_KEYS or key.startswith(VERSIONS)):
-                    known.setdefault(key.removeprefix(VERSIONS), {})[str(value)] = None
-        if mixed := [f"{key} ({', '.join(values)})" for key, values in known.items() if len(values) > 1]:
+        if mixed := [f"{key} ({', '.join(values)})" for key, values in _find_mixed(group.runs, PROVENANCE_KEYS)]:
             lines.append(f"{name(group)}: {', '.join(mixed)}")
     if not lines:
         return ""
@@ -225,17 +230,14 @@ def describe_mixes(groups: Sequence[Group], name: Callable[[Group], str] = lambd
 
 def describe_differing(groups: Sequence[Group]) -> list[str]:
     """Return lines about other code or machines behind compared methods, and about runs with failures, if there are any."""
-    known, faults = dict[str, dict[str, None]](), list[str]()
+    faults = list[str]()
     for group in groups:
-        for run in group.runs:
-            for key, value in flatten_keys(run.summary).items():
-                if value not in (None, "") and (key in BETWEEN or key.startswith(VERSIONS)):
-                    known.setdefault(key.removeprefix(VERSIONS), {})[str(value)] = None
         counts = {name: sum(run.number(key) for run in group.runs if run.number(key) > 0) for name, key in FAULTS.items()}
         if said := [f"{count:.0f} {name}" for name, count in counts.items() if count]:
             faults.append(f"{group.label} ({', '.join(said)})")
     lines = []
-    if mixed := [f"{key} ({_shorten(list(values))})" for key, values in known.items() if len(values) > 1]:
+    runs = [run for group in groups for run in group.runs]
+    if mixed := [f"{key} ({_shorten(values)})" for key, values in _find_mixed(runs, BETWEEN)]:
         lines.append(f"The compared runs differ in more than method and setting: {', '.join(mixed)}.")
     if faults:
         lines.append(f"Runs with failures: {_shorten(faults, '; ')}.")

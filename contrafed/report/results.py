@@ -116,12 +116,13 @@ def load(path: Path) -> list[FinishedRun]:
             raise UserError(f"cannot read {path}: the configuration of {row['run']} is no JSON") from error
         summary = {str(key): _value(str(key), str(cell)) for key, cell in row.items() if cell != ""}
         name = str(row["run"])
+        metrics = curves(name)
         if wrong := [key for key, value in summary.items() if _is_number(key) and isinstance(value, str)]:
             raise UserError(f"cannot read {path}: {wrong[0]} of {name} is no number: {summary[wrong[0]]}")
-        if summary.get("status") == "finished" and curves(name)["round"].max() != summary.get("rounds"):
+        if summary.get("status") == "finished" and metrics["round"].max() != summary.get("rounds"):
             kept = path.parent / "curves" / path.name
             raise UserError(f"cannot read {kept}: {name} does not end with round {summary.get('rounds')}, as {path.name} says")
-        found.append(FinishedRun(name, config, summary, curves(name), partial(clients, name)))
+        found.append(FinishedRun(name, config, summary, metrics, partial(clients, name)))
     return found
 
 

@@ -39,8 +39,10 @@ GUIDE = """## How to read the tables
 """
 CLAIMS = """
 Differences are those of two methods with the same clients, in points, after the last round that both have. With several seeds
-the 95 % interval is in brackets. For the best of several baselines it holds for all of them at once (Bonferroni), and the
-published difference is to the best of the same baselines. A verdict needs three seeds and all rounds of the paper, or of the
+the 95 % interval is in brackets. For the best of several baselines it holds for all of them at once (Bonferroni). The published
+difference is then to the best of the same baselines.
+
+A verdict needs three seeds and all rounds of the paper, or of the
 code if the paper prints none. A claim is reproduced if the whole interval has the published sign. It is not reproduced if the
 interval also has 0 or the other sign in it, and ends below the published difference. `results/claims.yaml` lists the claims.
 

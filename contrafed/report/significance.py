@@ -53,8 +53,8 @@ ranks are further apart than Nemenyi's critical difference (level 0.05). Otherwi
 class Scores:
     """The last accuracy of each method, setting and seed, in percent.
 
-    ``table`` has a column a method and a row for each (setting, seed); ``settings`` has the values of ``keys`` that a setting
-    stands for. ``remarks`` are lines on what makes the methods less comparable.
+    ``table`` has a column for each method, and a row for each setting and seed. ``settings`` has the values of ``keys`` that a
+    setting stands for. ``remarks`` are lines on what makes the methods less comparable.
     """
 
     said: str

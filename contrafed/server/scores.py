@@ -83,9 +83,8 @@ def _read_part(
         raise ValueError("malformed content")
     for scores in models.values():
         refuse_large(scores)
-    for name, value in (pair for scores in models.values() for pair in scores.items()):
-        if not math.isfinite(value):
-            raise ValueError(f"a score that is not finite ({name})")
+        if (wrong := next((name for name, value in scores.items() if not math.isfinite(value)), None)) is not None:
+            raise ValueError(f"a score that is not finite ({wrong})")
     named = [pair for scores in models.values() for pair in scores.items() if pair[0] != "loss"]
     if not all(MIN_SCORES.get(name, 0) <= value <= 1 for name, value in named):
         raise ValueError("a score that cannot be")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import numpy as np
 
+from contrafed.core.disk import absent
 from contrafed.core.errors import UserError
 from contrafed.core.schema import Range
 from contrafed.data.images import Common, ImageData, check_depth, make_images, stratified_split
@@ -59,7 +60,7 @@ def load(config: Config, name: str, allow_empty: bool = False) -> ImageData:
     if root.is_file():
         raise UserError(f"dataset.path: {root} is a file. Fix: unpack it, or name its folder. dataset=npz takes an npz file")
     if not root.is_dir():
-        raise UserError(f"dataset.path: there is no folder {root.absolute()}. Fix: check the path")
+        raise absent("dataset.path", root, "no folder")
     splits = _find_splits(root)
     loaded = Loaded(notes=_note_other_folders(root, splits))
     if not splits:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from contrafed.core.disk import absent
 from contrafed.core.errors import UserError, nearest, unknown
 from contrafed.core.schema import Range
 from contrafed.data.images import Common, ImageData, make_images, stratified_split
@@ -99,7 +100,7 @@ def _read_arrays(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None,
                 raise UserError(f"{path}: {unknown('array', other[0], ARRAYS)}")
             x, y, split, owner = (_read_array(file, name, path) for name in ("x", "y", "split", "owner"))
     except FileNotFoundError:
-        raise UserError(f"dataset.path: there is no file {path.absolute()}. Fix: check the path") from None
+        raise absent("dataset.path", path) from None
     except UserError:
         raise
     except Exception as error:  # zip, zlib and NumPy raise many types for a damaged file

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from contrafed.core.disk import unwritable
 from contrafed.core.errors import UserError
 from contrafed.core.run_folder import read_summary
 
@@ -45,7 +46,7 @@ def make_new_folder(path: Path) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise UserError(f"output_dir: cannot write to {folder} ({error.strerror}). Fix: another output_dir") from error
+            raise unwritable(folder, error) from error
         return folder
     raise AssertionError("unreachable")
 
@@ -53,6 +54,11 @@ def make_new_folder(path: Path) -> Path:
 def taken_by_a_run(folder: Path) -> UserError:
     """Return the error for a folder that already holds a run."""
     return UserError(f"output_dir: {folder} already holds a run. Fix: another output_dir, or move the run away")
+
+
+def held_by_another(folder: Path) -> UserError:
+    """Return the error for a folder in which another process writes."""
+    return UserError(f"output_dir: another process writes in {folder}. Fix: another output_dir, or wait for it")
 
 
 def claim_folder(path: Path, unique: bool) -> Path:
@@ -84,7 +90,7 @@ def claim_folder(path: Path, unique: bool) -> Path:
             if not unique:
                 raise taken_by_a_run(folder) from None
         except OSError as error:
-            raise UserError(f"output_dir: cannot write to {folder} ({error.strerror}). Fix: another output_dir") from error
+            raise unwritable(folder, error) from error
         else:
             if not unique or not is_held_elsewhere(folder):
                 return folder
@@ -130,7 +136,7 @@ def alone(folder: Path) -> Iterator[None]:
     with hold_folder(folder) as free:
         try:
             if not free:
-                raise UserError(f"output_dir: another process writes in {folder}. Fix: another output_dir, or wait for it")
+                raise held_by_another(folder)
             yield
         except BaseException:  # also Ctrl-C while an engine starts, or a missing client
             give_up_folder(folder)
@@ -148,7 +154,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"output_dir: cannot write to {folder} ({error.strerror}). Fix: another output_dir") from error
+        raise unwritable(folder, error) from error
 
 
 def read_finished_summary(folder: Path) -> dict[str, Any] | None:
